@@ -1,0 +1,30 @@
+"""Quiver: a durable, partitioned message queue that is Arrow from producer to consumer.
+
+The synchronous SDK; `quiver.aio` has the same names for asyncio, `quiver.errors` every error.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from quiver import errors
+from quiver.types import BatchMetadata, Record, RecordMetadata
+
+if TYPE_CHECKING:
+    from quiver.client.sync import Admin, Consumer, Producer
+
+__all__ = ["Admin", "BatchMetadata", "Consumer", "Producer", "Record", "RecordMetadata", "__version__", "errors"]
+
+_LAZY = ("Admin", "Consumer", "Producer")
+
+
+def __getattr__(name: str) -> Any:
+    # A node and the command line's help import this package too; they must not pay for Arrow.
+    if name in _LAZY:
+        from quiver.client import sync
+
+        return getattr(sync, name)
+    if name == "__version__":
+        return metadata.version("quiver")
+    raise AttributeError(f"module 'quiver' has no attribute {name!r}")

@@ -1,0 +1,158 @@
+"""What a partition's log means: offsets, producers' sequences, consumers' positions, the log start.
+
+Rule: pure, and a function of the entries alone, so that every replica has the same. Sequences and offsets are judged
+against the tail, uncommitted entries included; positions and the log start count once committed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from quiver.errors import OutOfOrderSequenceError, ProducerFencedError
+from quiver.log.checkpoint import Checkpoint
+from quiver.wire.frame import FrameHeader, Kind
+from quiver.wire.messages import Position
+
+# Batches remembered for each producer, to answer a retry with its first offset. The SDK has fewer in flight.
+PRODUCER_BATCHES_MAX: Final = 8
+# Producers remembered. Beyond it the one that was silent longest is forgotten; its next batch must begin a new epoch.
+PRODUCERS_MAX: Final = 10_000
+POSITIONS_MAX: Final = 100_000
+
+
+class Trim(msgspec.Struct, array_like=True, frozen=True):
+    """Payload of a TRIM entry: what stays begins at this index and this offset."""
+
+    index: int
+    offset: int
+
+
+class Stored(NamedTuple):
+    """A batch that is in the log already: a retry gets this answer."""
+
+    index: int  # type: ignore[assignment]  # our word; tuple.index is never called
+    base_offset: int
+
+
+class _Batch(msgspec.Struct, array_like=True, frozen=True):
+    index: int
+    sequence: int
+    record_count: int
+    base_offset: int
+
+
+def _batch_of(header: FrameHeader) -> _Batch:
+    return _Batch(header.index, header.sequence, header.record_count, header.base_offset)
+
+
+class _Producer(msgspec.Struct, array_like=True):
+    epoch: int
+    batches: list[_Batch]
+
+
+class _Image(msgspec.Struct, array_like=True, frozen=True):
+    """The check-pointed form."""
+
+    start_offset: int
+    trim_index: int
+    producers: dict[int, _Producer]
+    positions: dict[str, int]
+
+
+_image_decoder = msgspec.msgpack.Decoder(_Image)
+_positions_decoder = msgspec.msgpack.Decoder(list[Position])
+_trim_decoder = msgspec.msgpack.Decoder(Trim)
+
+
+class PartitionState:
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.applied_index = checkpoint.index
+        self.applied_term = checkpoint.term
+        self.next_offset = checkpoint.next_offset  # the high watermark: records below it are committed
+        image = _image_decoder.decode(checkpoint.state) if checkpoint.state else _Image(0, 1, {}, {})
+        self.start_offset = image.start_offset
+        self.trim_index = image.trim_index
+        self.positions = image.positions
+        self._producers = image.producers
+        # Batches in the log and not committed, by producer: (epoch, batch) in log order.
+        self._tail: dict[int, deque[tuple[int, _Batch]]] = {}
+
+    # -- the tail ------------------------------------------------------------------------------------------------
+
+    def judge(self, producer_id: int, epoch: int, sequence: int) -> Stored | None:
+        """None: this batch is the next of its producer. Raises for a gap or an old epoch."""
+        if producer_id == 0:
+            return None
+        tail = self._tail.get(producer_id, ())
+        producer = self._producers.get(producer_id)
+        known_epoch = tail[-1][0] if tail else producer.epoch if producer else 0
+        if epoch < known_epoch:
+            raise ProducerFencedError(f"producer {producer_id} has written with epoch {known_epoch}, not {epoch}")
+        expected = 0
+        if epoch == known_epoch:
+            batches = list(producer.batches) if producer and producer.epoch == epoch else []
+            batches.extend(batch for batch_epoch, batch in tail if batch_epoch == epoch)
+            if batches:
+                expected = batches[-1].sequence + batches[-1].record_count
+                for batch in batches:
+                    if batch.sequence == sequence:
+                        return Stored(batch.index, batch.base_offset)
+        if sequence != expected:
+            raise OutOfOrderSequenceError(
+                f"producer {producer_id} sent sequence {sequence}, expected {expected}", expected=expected, got=sequence
+            )
+        return None
+
+    def extend(self, header: FrameHeader) -> None:
+        """An entry was appended and is not committed yet."""
+        if header.producer_id:
+            self._tail.setdefault(header.producer_id, deque()).append((header.producer_epoch, _batch_of(header)))
+
+    def roll_back(self) -> None:
+        """The uncommitted entries are gone from the log."""
+        self._tail.clear()
+
+    # -- what is committed ---------------------------------------------------------------------------------------
+
+    def apply(self, header: FrameHeader, payload: Any) -> None:
+        """The next entry is committed."""
+        assert header.index == self.applied_index + 1
+        tail = self._tail.get(header.producer_id)
+        if tail and tail[0][1].index == header.index:
+            tail.popleft()
+            if not tail:
+                del self._tail[header.producer_id]
+        self.applied_index = header.index
+        self.applied_term = header.term
+        self.next_offset = header.next_offset
+        if header.kind == Kind.DATA:
+            if header.producer_id:
+                self._apply_batch(header)
+        elif header.kind == Kind.POSITIONS:
+            for position in _positions_decoder.decode(payload):
+                known = self.positions.get(position.consumer)
+                if known is None or position.rewind or position.offset > known:
+                    self.positions[position.consumer] = position.offset
+        elif header.kind == Kind.TRIM:
+            trim = _trim_decoder.decode(payload)
+            self.start_offset = max(self.start_offset, trim.offset)
+            self.trim_index = max(self.trim_index, trim.index)
+
+    def _apply_batch(self, header: FrameHeader) -> None:
+        # Taken out and put back: the dict's order is the order of last use, the same on every replica.
+        producer = self._producers.pop(header.producer_id, None)
+        if producer is None or producer.epoch != header.producer_epoch:
+            producer = _Producer(header.producer_epoch, [])
+        producer.batches.append(_batch_of(header))
+        del producer.batches[:-PRODUCER_BATCHES_MAX]
+        self._producers[header.producer_id] = producer
+        if len(self._producers) > PRODUCERS_MAX:
+            del self._producers[next(iter(self._producers))]
+
+    def image(self) -> Checkpoint:
+        """The committed state as a check-point."""
+        image = _Image(self.start_offset, self.trim_index, self._producers, self.positions)
+        return Checkpoint(self.applied_index, self.applied_term, self.next_offset, msgspec.msgpack.encode(image))

@@ -1,0 +1,109 @@
+"""Administration: topics, their offsets and the state of their partitions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from types import TracebackType
+from typing import Self
+
+from quiver.client.cluster import Cluster
+from quiver.client.consumer import offset_at
+from quiver.errors import ConnectionLostError, InvalidRequestError, RequestTimeoutError, TopicExistsError
+from quiver.types import PARTITIONS_MAX, NodeInfo, PartitionStatus, TopicInfo, check_topic_name
+from quiver.wire.messages import (
+    OFFSET_EARLIEST,
+    OFFSET_LATEST,
+    CreateTopic,
+    DeleteTopic,
+    Done,
+    GetStatus,
+    ListOffset,
+    ListOffsetReply,
+    StatusReply,
+)
+
+
+class AsyncAdmin:
+    def __init__(self, servers: str, *, request_timeout: float = 30.0, client_id: str = "") -> None:
+        self._cluster = Cluster(servers, client_id or f"admin-{os.getpid()}", request_timeout)
+
+    async def create_topic(self, name: str, partitions: int = 1) -> TopicInfo:
+        """Raises TopicExistsError when it is there already, InvalidTopicError for a name that is not allowed."""
+        check_topic_name(name)
+        if not isinstance(partitions, int) or isinstance(partitions, bool) or not 1 <= partitions <= PARTITIONS_MAX:
+            raise InvalidRequestError(f"partitions is an int from 1 to {PARTITIONS_MAX}, not {partitions!r}")
+        unknown_outcome = False
+
+        async def once() -> None:
+            nonlocal unknown_outcome
+            connection = await self._cluster.any_connection()
+            try:
+                await connection.call(CreateTopic(name, partitions), Done, timeout_s=self._cluster.request_timeout_s)
+            except (ConnectionLostError, RequestTimeoutError):
+                unknown_outcome = True
+                raise
+            except TopicExistsError:
+                if not unknown_outcome:
+                    raise  # otherwise it was our first try that made it
+
+        await self._cluster.retrying(once)
+        self._cluster.forget_topic(name)
+        return await self.describe_topic(name)
+
+    async def delete_topic(self, name: str) -> None:
+        """Removes the topic and its data. Raises UnknownTopicError."""
+        check_topic_name(name)
+        connection = await self._cluster.retrying(self._cluster.any_connection)
+        await connection.call(DeleteTopic(name), Done, timeout_s=self._cluster.request_timeout_s)
+        self._cluster.forget_topic(name)
+
+    async def list_topics(self) -> list[str]:
+        reply = await self._cluster.retrying(self._cluster.metadata)
+        return sorted(topic.name for topic in reply.topics)
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        self._cluster.forget_topic(name)
+        return await self._cluster.retrying(lambda: self._cluster.topic(name))
+
+    async def offsets(self, name: str) -> dict[int, tuple[int, int]]:
+        """(earliest, latest) offset by partition; latest is the next one to be given."""
+        topic = await self.describe_topic(name)
+
+        async def edges(number: int) -> tuple[int, tuple[int, int]]:
+            found = [
+                await self._cluster.ask(name, number, ListOffset(name, number, which), ListOffsetReply)
+                for which in (OFFSET_EARLIEST, OFFSET_LATEST)
+            ]
+            return number, (found[0].offset, found[1].offset)
+
+        return dict(await asyncio.gather(*(edges(partition.id) for partition in topic.partitions)))
+
+    async def offset_at(self, name: str, partition: int, timestamp: int) -> int:
+        """The offset of the first record at or after `timestamp` (microseconds); the end when there is none."""
+        return await offset_at(self._cluster, name, partition, timestamp)
+
+    async def partition_status(self, topic: str | None = None) -> list[PartitionStatus]:
+        if topic is not None:
+            check_topic_name(topic)
+
+        async def once() -> list[PartitionStatus]:
+            connection = await self._cluster.any_connection()
+            reply, _ = await connection.call(GetStatus(topic), StatusReply, timeout_s=self._cluster.request_timeout_s)
+            return reply.partitions
+
+        return await self._cluster.retrying(once)
+
+    async def nodes(self) -> list[NodeInfo]:
+        return await self._cluster.retrying(self._cluster.nodes)
+
+    async def close(self) -> None:
+        await self._cluster.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,148 @@
+"""What became of records that were handed to a producer.
+
+Rule: one `Delivery` for each batch, however many records it holds; a record's future is a batch and a row. Settled
+once, from any thread; waited for by threads and by asyncio tasks alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from typing import Generic, TypeVar
+
+from quiver.errors import QuiverError, RequestTimeoutError
+from quiver.types import BatchMetadata, RecordMetadata
+
+T = TypeVar("T")
+
+_lock = threading.Lock()  # held for a few instructions: one for all deliveries is enough
+
+
+class Delivery:
+    __slots__ = ("_callbacks", "_event", "base_offset", "error", "partition", "settled", "topic")
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.base_offset = -1
+        self.error: QuiverError | None = None
+        self.settled = False
+        self._event: threading.Event | None = None
+        self._callbacks: list[Callable[[], None]] | None = None
+
+    def settle(self, base_offset: int, error: QuiverError | None = None) -> None:
+        with _lock:
+            self.base_offset, self.error, self.settled = base_offset, error, True
+            event, callbacks = self._event, self._callbacks
+            self._callbacks = None
+        if event is not None:
+            event.set()
+        for callback in callbacks or ():
+            callback()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        if self.settled:
+            return True
+        with _lock:
+            if self.settled:
+                return True
+            event = self._event
+            if event is None:
+                event = self._event = threading.Event()
+        return event.wait(timeout_s)
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Calls back once, at once if it is settled, in the thread that settles it otherwise."""
+        with _lock:
+            if not self.settled:
+                self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        callback()
+
+
+class DeliveryFuture(Generic[T]):
+    """Looks like a concurrent future and can be awaited."""
+
+    __slots__ = ("_deliveries",)
+
+    def __init__(self, deliveries: list[Delivery]) -> None:
+        self._deliveries = deliveries
+
+    def _result(self) -> T:
+        raise NotImplementedError
+
+    def done(self) -> bool:
+        return all(delivery.settled for delivery in self._deliveries)
+
+    def result(self, timeout: float | None = None) -> T:
+        """Waits for the acknowledgement; raises the delivery's error, or RequestTimeoutError after `timeout` s."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return self._result()
+
+    def exception(self, timeout: float | None = None) -> QuiverError | None:
+        for delivery in self._deliveries:
+            if not delivery.wait(timeout):
+                raise RequestTimeoutError(f"not acknowledged within {timeout:g} s; it may still be stored")
+        return next((delivery.error for delivery in self._deliveries if delivery.error is not None), None)
+
+    def add_done_callback(self, callback: Callable[[DeliveryFuture[T]], object]) -> None:
+        """Called once all is settled, from the client's own thread: be quick and do not block there."""
+        left = len(self._deliveries)
+        if not left:
+            callback(self)
+        counter = threading.Lock()
+
+        def one_settled() -> None:
+            nonlocal left
+            with counter:
+                left -= 1
+                last = left == 0
+            if last:
+                callback(self)
+
+        for delivery in self._deliveries:
+            delivery.when_settled(one_settled)
+
+    def __await__(self) -> Generator[object, None, T]:
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            waiter: asyncio.Future[None] = loop.create_future()
+
+            def wake() -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            self.add_done_callback(lambda _: loop.call_soon_threadsafe(wake))
+            yield from waiter.__await__()
+        return self.result(0)
+
+
+class RecordFuture(DeliveryFuture[RecordMetadata]):
+    __slots__ = ("_row",)
+
+    def __init__(self, delivery: Delivery, row: int) -> None:
+        self._deliveries = [delivery]
+        self._row = row
+
+    def _result(self) -> RecordMetadata:
+        delivery = self._deliveries[0]
+        return RecordMetadata(delivery.topic, delivery.partition, delivery.base_offset + self._row)
+
+
+class BatchesFuture(DeliveryFuture[list[BatchMetadata]]):
+    """For `send_many`: where each run of records went."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, deliveries: list[Delivery], counts: list[int]) -> None:
+        super().__init__(deliveries)
+        self._counts = counts
+
+    def _result(self) -> list[BatchMetadata]:
+        return [
+            BatchMetadata(delivery.topic, delivery.partition, delivery.base_offset, count)
+            for delivery, count in zip(self._deliveries, self._counts, strict=True)
+        ]

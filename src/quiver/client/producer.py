@@ -1,0 +1,355 @@
+"""The producing engine and its asyncio face.
+
+Rule: records are added from any thread under one short lock; everything else happens on the loop. Memory is bounded by
+`buffer_bytes`: when it is full, `send` waits, and after `block_timeout` it raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from quiver.client.batcher import RECORD_OVERHEAD_BYTES, Batch, PartitionQueue
+from quiver.client.cluster import Cluster
+from quiver.client.delivery import BatchesFuture, Delivery, RecordFuture
+from quiver.client.partitioner import Partitioner
+from quiver.client.sender import PartitionSender
+from quiver.clock import SystemClock
+from quiver.config import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, MIB
+from quiver.errors import (
+    BufferFullError,
+    ClosedError,
+    ForkedError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    RequestTimeoutError,
+)
+from quiver.types import Headers, TopicInfo
+from quiver.wire.records import (
+    COMPRESSIONS,
+    batch_from_lists,
+    batches_from_table,
+    bytes_of,
+    check_headers,
+    encode_batch,
+    largest_record_bytes,
+    split_batch,
+    timestamp_range,
+)
+
+logger = logging.getLogger("quiver.client")
+
+# The broker remembers eight batches of each producer; fewer in flight means that every retry is recognised.
+IN_FLIGHT_MAX: Final = 5
+# Records of a list that are turned into Arrow at once, so that a generator of a billion needs little memory.
+_LIST_CHUNK: Final = 100_000
+
+
+class ProducerEngine:
+    """What both faces share. Made on the loop that will do the sending."""
+
+    def __init__(
+        self,
+        servers: str,
+        *,
+        linger_ms: float = 5,
+        batch_bytes: int = 256 * 1024,
+        buffer_bytes: int = 64 * MIB,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        compression: str | None = None,
+        idempotent: bool = True,
+        delivery_timeout: float = 120.0,
+        request_timeout: float = 30.0,
+        block_timeout: float = 60.0,
+        client_id: str = "",
+    ) -> None:
+        if compression not in COMPRESSIONS:
+            raise InvalidRequestError(f"compression is one of {COMPRESSIONS}, not {compression!r}")
+        if not 0 < batch_bytes <= BATCH_BYTES_MAX:
+            raise InvalidRequestError(f"batch_bytes is between 1 and {BATCH_BYTES_MAX}, not {batch_bytes}")
+        if buffer_bytes < batch_bytes or linger_ms < 0:
+            raise InvalidRequestError("buffer_bytes must hold at least one batch, and linger_ms is not negative")
+        self._cluster = Cluster(servers, client_id or f"producer-{os.getpid()}", request_timeout)
+        self._linger_s = linger_ms / 1000
+        self._batch_bytes = batch_bytes
+        self._buffer_bytes = buffer_bytes
+        self._message_bytes_max = message_bytes_max
+        self._compression = compression
+        self._delivery_timeout_s = delivery_timeout
+        self.block_timeout_s = block_timeout
+        # Random, not given by a server: a producer can begin without asking, and 63 bits do not meet twice.
+        self._producer_id = secrets.randbits(62) + 1 if idempotent else 0
+        self._clock = SystemClock()
+        self._partitioner = Partitioner()
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._buffered_bytes = 0
+        self._unsettled = 0
+        self._flushing = 0
+        self._topics: dict[str, TopicInfo] = {}
+        self._senders: dict[tuple[str, int], PartitionSender] = {}
+        self._pid = os.getpid()
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._progress = asyncio.Event()
+
+    # -- from any thread -----------------------------------------------------------------------------------------
+
+    def check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError("the producer is closed")
+        if self._pid != os.getpid():
+            raise ForkedError("this producer was made before a fork; make a new one in the child process")
+
+    def known_topic(self, topic: object) -> TopicInfo | None:
+        return self._topics.get(topic) if isinstance(topic, str) else None
+
+    def has_room(self) -> bool:
+        return self._buffered_bytes < self._buffer_bytes
+
+    def wait_for_room(self) -> None:
+        """Blocks the calling thread while the buffer is full."""
+        with self._room:
+            if not self._room.wait_for(self.has_room, self.block_timeout_s):
+                raise self._buffer_full()
+
+    def _buffer_full(self) -> BufferFullError:
+        return BufferFullError(
+            f"{self._buffered_bytes} bytes wait to be sent for {self.block_timeout_s:g} s; this record was not accepted"
+        )
+
+    def add(
+        self,
+        topic: TopicInfo,
+        value: bytes | None,
+        key: bytes | None,
+        partition: int | None,
+        timestamp: int | None,
+        headers: Any,
+    ) -> RecordFuture:
+        """Puts one record into its batch. Nothing is added when it is not valid."""
+        if value is not None and type(value) is not bytes:
+            value = bytes_of(value, "a value")
+        if key is not None:
+            key = bytes_of(key, "a key")
+        size = (len(value) if value else 0) + (len(key) if key else 0)
+        if size > self._message_bytes_max:
+            raise self._too_large(size)
+        if timestamp is None:
+            timestamp = self._clock.now_us()
+        elif not isinstance(timestamp, int) or not -(2**63) <= timestamp < 2**63:
+            raise InvalidRequestError("a timestamp is an int of microseconds since 1970 UTC")
+        pairs: Headers | None = check_headers(headers) if headers else None
+        size += RECORD_OVERHEAD_BYTES
+        with self._lock:
+            number = self._partitioner.choose(topic.name, len(topic.partitions), partition, key)
+            sender = self._senders.get((topic.name, number))
+            if sender is None:
+                sender = self._new_sender(topic.name, number)
+            future, notable = sender.queue.add(value, key, pairs, timestamp, size, self._loop.time())
+            self._buffered_bytes += size
+            if notable:
+                self._unsettled += 1
+        if notable:
+            self._loop.call_soon_threadsafe(sender.wake)
+        return future
+
+    def add_batch(self, topic: TopicInfo, partition: int, records: pa.RecordBatch) -> Delivery:
+        """Encodes in the calling thread and queues the result."""
+        batch = Batch(Delivery(topic.name, partition), self._loop.time())
+        batch.record_count = records.num_rows
+        batch.timestamp_min, batch.timestamp_max = timestamp_range(records)
+        batch.payload = encode_batch(records, self._compression)
+        batch.payload_crc = crc32c(batch.payload)
+        batch.size_bytes = len(batch.payload)
+        with self._lock:
+            sender = self._senders.get((topic.name, partition))
+            if sender is None:
+                sender = self._new_sender(topic.name, partition)
+            sender.queue.add_encoded(batch)
+            self._buffered_bytes += batch.size_bytes
+            self._unsettled += 1
+        self._loop.call_soon_threadsafe(sender.wake)
+        return batch.delivery
+
+    def plan_many(
+        self, topic: TopicInfo, records: Any, keys: Any, partition: int | None
+    ) -> list[tuple[int, pa.RecordBatch]]:
+        """(partition, batch) pairs of at most `batch_bytes` each. All records are checked before any is sent."""
+        now_us = self._clock.now_us()
+        if isinstance(records, (pa.Table, pa.RecordBatch)):
+            if keys is not None:
+                raise InvalidRequestError("keys go into the table's column 'key'")
+            batches = batches_from_table(records, now_us)
+        else:
+            batches = list(_batches_of_list(records, keys, now_us))
+        planned: list[tuple[int, pa.RecordBatch]] = []
+        for batch in batches:
+            if largest_record_bytes(batch) > self._message_bytes_max:
+                raise self._too_large(largest_record_bytes(batch))
+            for piece in split_batch(batch, self._batch_bytes):
+                with self._lock:
+                    planned.extend(self._partitioner.spread(topic.name, len(topic.partitions), partition, piece))
+        return planned
+
+    def _too_large(self, size: int) -> MessageTooLargeError:
+        limit = self._message_bytes_max
+        return MessageTooLargeError(f"a message of {size} bytes is over the limit of {limit}", size=size, limit=limit)
+
+    def _new_sender(self, topic: str, partition: int) -> PartitionSender:
+        queue = PartitionQueue(topic, partition, self._batch_bytes, self._linger_s)
+        sender = PartitionSender(
+            self._cluster,
+            topic,
+            partition,
+            queue,
+            loop=self._loop,
+            producer_id=self._producer_id,
+            compression=self._compression,
+            in_flight_max=IN_FLIGHT_MAX,
+            delivery_timeout_s=self._delivery_timeout_s,
+            take=self._take,
+            settled=self._settled,
+        )
+        self._senders[topic, partition] = sender
+        return sender
+
+    # -- on the loop ---------------------------------------------------------------------------------------------
+
+    async def topic(self, name: object) -> TopicInfo:
+        found = await self._cluster.retrying(lambda: self._cluster.topic(name))  # type: ignore[arg-type]
+        self._topics[found.name] = found
+        return found
+
+    def _take(self, sender: PartitionSender, in_flight: int) -> Batch | None:
+        with self._lock:
+            return sender.queue.take(in_flight, self._flushing > 0, self._loop.time())
+
+    def _settled(self, batch: Batch) -> None:
+        with self._room:
+            self._buffered_bytes -= batch.size_bytes
+            self._unsettled -= 1
+            self._room.notify_all()
+        self._progress.set()
+
+    async def until_room(self) -> None:
+        try:
+            async with asyncio.timeout(self.block_timeout_s):
+                while not self.has_room():
+                    self._progress.clear()
+                    await self._progress.wait()
+        except TimeoutError as error:
+            raise self._buffer_full() from error
+
+    async def flush(self, timeout_s: float | None) -> None:
+        """Returns when everything added before has an outcome."""
+        self._flushing += 1
+        try:
+            for sender in list(self._senders.values()):
+                sender.wake()
+            async with asyncio.timeout(timeout_s):
+                while self._unsettled:
+                    self._progress.clear()
+                    await self._progress.wait()
+        except TimeoutError as error:
+            raise RequestTimeoutError(f"{self._unsettled} batches are not acknowledged yet") from error
+        finally:
+            self._flushing -= 1
+
+    async def close(self, timeout_s: float | None) -> None:
+        """Sends what waits, then lets go. What is not acknowledged by then fails."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self.flush(timeout_s)
+        finally:
+            for sender in self._senders.values():
+                await sender.close()
+            await self._cluster.close()
+
+
+def _batches_of_list(records: Any, keys: Any, now_us: int) -> Any:
+    if isinstance(records, (str, bytes, bytearray)) or not isinstance(records, Sequence):
+        raise InvalidRequestError(f"send_many takes a list of bytes or an Arrow table, not {type(records).__name__}")
+    if keys is not None and len(keys) != len(records):
+        raise InvalidRequestError(f"{len(keys)} keys for {len(records)} records")
+    for start in range(0, len(records), _LIST_CHUNK):
+        end = start + _LIST_CHUNK
+        try:
+            yield batch_from_lists([now_us], None if keys is None else keys[start:end], records[start:end], None)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+            raise InvalidRequestError(f"send_many takes bytes: {error}") from error
+
+
+class AsyncProducer:
+    """Sends records from asyncio. `await producer.send(...)` hands one over; await what it returns to see it stored.
+
+    async with AsyncProducer("127.0.0.1:9400") as producer:
+        where = await (await producer.send("logs", b"hello", key=b"k"))
+    """
+
+    def __init__(self, servers: str, **settings: Any) -> None:
+        self._servers = servers
+        self._settings = settings
+        self._engine: ProducerEngine | None = None
+
+    def _ready(self) -> ProducerEngine:
+        if self._engine is None:
+            self._engine = ProducerEngine(self._servers, **self._settings)
+        self._engine.check_usable()
+        return self._engine
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        headers: Any = None,
+    ) -> RecordFuture:
+        engine = self._ready()
+        info = engine.known_topic(topic) or await engine.topic(topic)
+        if not engine.has_room():
+            await engine.until_room()
+        return engine.add(info, value, key, partition, timestamp, headers)
+
+    async def send_many(
+        self, topic: str, records: Any, *, keys: Any = None, partition: int | None = None
+    ) -> BatchesFuture:
+        engine = self._ready()
+        info = engine.known_topic(topic) or await engine.topic(topic)
+        deliveries, counts = [], []
+        for number, batch in engine.plan_many(info, records, keys, partition):
+            if not engine.has_room():
+                await engine.until_room()
+            deliveries.append(engine.add_batch(info, number, batch))
+            counts.append(batch.num_rows)
+        return BatchesFuture(deliveries, counts)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        await self._ready().flush(timeout)
+
+    async def close(self, timeout: float | None = 30.0) -> None:
+        if self._engine is not None:
+            await self._engine.close(timeout)
+
+    async def __aenter__(self) -> Self:
+        self._ready()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

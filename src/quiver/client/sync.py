@@ -1,0 +1,276 @@
+"""The synchronous faces: the same engines, run on the process's background loop.
+
+Rule: a Producer and an Admin may be used from several threads at once; a Consumer by one thread at a time, and says so
+when it is not. None of them may be carried over a fork: make a new one in the child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from quiver.client.admin import AsyncAdmin
+from quiver.client.consumer import ConsumerEngine
+from quiver.client.delivery import BatchesFuture, RecordFuture
+from quiver.client.loop_thread import shared_loop
+from quiver.client.producer import ProducerEngine
+from quiver.errors import ConcurrentUseError, ForkedError
+from quiver.types import NodeInfo, PartitionStatus, Record, TopicInfo
+from quiver.wire.records import TABLE_SCHEMA
+
+
+class _Closing:
+    """`with` for all three."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Producer(_Closing):
+    """Sends records. Idempotent: a retry after a lost reply stores nothing twice. Safe to share between threads.
+
+    with Producer("127.0.0.1:9400") as producer:
+        producer.send("logs", b"hello", key=b"k").result()   # -> RecordMetadata(topic, partition, offset)
+        producer.send_many("logs", [b"a", b"b"])
+        producer.flush()
+
+    Settings: linger_ms=5, batch_bytes=262144, buffer_bytes=67108864, compression=None|'lz4'|'zstd', idempotent=True,
+    delivery_timeout=120, request_timeout=30, block_timeout=60 (seconds), message_bytes_max=1048576, client_id.
+    """
+
+    def __init__(self, servers: str, **settings: Any) -> None:
+        self._io = shared_loop()
+
+        async def make() -> ProducerEngine:
+            return ProducerEngine(servers, **settings)
+
+        self._engine = self._io.call(make())
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        headers: Any = None,
+    ) -> RecordFuture:
+        """Hands one record over and returns its future. Waits only while the buffer is full.
+
+        Without `partition` and `key` records go round-robin; with a key, by its hash. `timestamp` is microseconds.
+        """
+        engine = self._engine
+        engine.check_usable()
+        info = engine.known_topic(topic) or self._io.call(engine.topic(topic))
+        if not engine.has_room():
+            engine.wait_for_room()
+        return engine.add(info, value, key, partition, timestamp, headers)
+
+    def send_many(self, topic: str, records: Any, *, keys: Any = None, partition: int | None = None) -> BatchesFuture:
+        """Hands over a list of bytes or an Arrow table (column `value`, optional `key`, `timestamp`, `headers`).
+
+        Records without keys go to the partitions in runs, one batch after the other; order within a run is kept.
+        """
+        engine = self._engine
+        engine.check_usable()
+        info = engine.known_topic(topic) or self._io.call(engine.topic(topic))
+        deliveries, counts = [], []
+        for number, batch in engine.plan_many(info, records, keys, partition):
+            if not engine.has_room():
+                engine.wait_for_room()
+            deliveries.append(engine.add_batch(info, number, batch))
+            counts.append(batch.num_rows)
+        return BatchesFuture(deliveries, counts)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Returns when every record sent so far is acknowledged or has failed; its future tells which."""
+        self._engine.check_usable()
+        self._io.call(self._engine.flush(timeout))
+
+    def close(self, timeout: float | None = 30.0) -> None:
+        """Flushes, then closes. A second call does nothing."""
+        if self._io.pid == os.getpid():
+            self._io.call(self._engine.close(timeout))
+
+
+class Consumer(_Closing):
+    """Reads topics. One thread at a time.
+
+    with Consumer("127.0.0.1:9400", ["logs"], group="g", start="earliest") as consumer:
+        for record in consumer: ...
+
+    `start` is where to begin without a committed position, and what to do when a position fell off the log:
+    'earliest', 'latest', 'committed' (raise instead), or an offset. Settings: group, partitions={"logs": [0, 1]},
+    idle_timeout (seconds without a record that end iteration), fetch_bytes, prefetch_bytes, request_timeout, client_id.
+    """
+
+    def __init__(
+        self, servers: str, topics: Sequence[str], *, idle_timeout: float | None = None, **settings: Any
+    ) -> None:
+        self._io = shared_loop()
+        self._idle_timeout_s = idle_timeout
+        self._something = threading.Event()
+        self._using = threading.Lock()
+
+        async def make() -> ConsumerEngine:
+            return ConsumerEngine(servers, topics, self._something.set, **settings)
+
+        self._engine = self._io.call(make())
+        self._started = False
+
+    @contextlib.contextmanager
+    def _use(self) -> Iterator[ConsumerEngine]:
+        self._engine.check_usable()
+        if not self._using.acquire(blocking=False):
+            raise ConcurrentUseError("a Consumer is used by one thread at a time; give each thread its own")
+        try:
+            if not self._started:
+                self._io.call(self._engine.start())
+                self._started = True
+            yield self._engine
+        finally:
+            self._using.release()
+
+    def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Record]:
+        """Up to `max_records` records; waits up to `timeout` seconds for the first, an empty list if none came."""
+        with self._use() as engine:
+            deadline_s = time.monotonic() + timeout
+            while True:
+                self._something.clear()
+                if records := engine.take(max_records):
+                    return records
+                if not self._something.wait(max(0.0, deadline_s - time.monotonic())):
+                    return []
+                engine.check_usable()
+
+    def poll_arrow(self, timeout: float = 1.0) -> pa.Table:
+        """All records at hand as one Arrow table, without a Python object for any of them."""
+        with self._use() as engine:
+            deadline_s = time.monotonic() + timeout
+            while True:
+                self._something.clear()
+                if (table := engine.take_table()) is not None:
+                    return table
+                if not self._something.wait(max(0.0, deadline_s - time.monotonic())):
+                    return TABLE_SCHEMA.empty_table()
+                engine.check_usable()
+
+    def __iter__(self) -> Iterator[Record]:
+        """Records as they come, without end unless `idle_timeout` is set or the consumer is closed."""
+        while True:
+            with self._use() as engine:
+                self._something.clear()
+                run = engine.take_run(500)
+                if run is None:
+                    if not self._something.wait(self._idle_timeout_s):
+                        return
+                    continue
+            fetcher, records = run
+            done = 0
+            try:
+                for record in records:
+                    done += 1
+                    engine.mark_read(record)
+                    yield record
+            finally:
+                engine.put_back(fetcher, records[done:])
+
+    def commit(self) -> None:
+        """Stores the positions of what was handed out; they are on disk when this returns."""
+        with self._use() as engine:
+            self._io.call(engine.commit())
+
+    def committed(self, topic: str, partition: int) -> int | None:
+        with self._use() as engine:
+            return self._io.call(engine.committed(topic, partition))
+
+    def position(self, topic: str, partition: int) -> int | None:
+        """The next offset this consumer will hand out."""
+        with self._use() as engine:
+            return engine.positions.get((topic, partition))
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Goes on at `offset`. Raises OffsetOutOfRangeError, which says the valid range."""
+        with self._use() as engine:
+            self._io.call(engine.seek(topic, partition, offset))
+
+    def seek_to_time(self, topic: str, partition: int, timestamp: int) -> None:
+        """Goes on at the first record at or after `timestamp` (microseconds since 1970 UTC)."""
+        with self._use() as engine:
+            offset = self._io.call(engine.offset_at(topic, partition, timestamp))
+            self._io.call(engine.seek(topic, partition, offset))
+
+    @property
+    def lost_records(self) -> int:
+        """Records that retention removed before this consumer read them."""
+        return self._engine.lost_records
+
+    def close(self) -> None:
+        if self._io.pid == os.getpid():
+            self._io.call(self._engine.close())
+
+
+class Admin(_Closing):
+    """Creates, lists, describes and deletes topics. Safe to share between threads."""
+
+    def __init__(self, servers: str, **settings: Any) -> None:
+        self._io = shared_loop()
+        self._admin = AsyncAdmin(servers, **settings)
+
+    def _call(self, coroutine: Any) -> Any:
+        if self._io.pid != os.getpid():
+            coroutine.close()
+            raise ForkedError("this Admin was made before a fork; make a new one in the child process")
+        return self._io.call(coroutine)
+
+    def create_topic(self, name: str, partitions: int = 1) -> TopicInfo:
+        info: TopicInfo = self._call(self._admin.create_topic(name, partitions))
+        return info
+
+    def delete_topic(self, name: str) -> None:
+        self._call(self._admin.delete_topic(name))
+
+    def list_topics(self) -> list[str]:
+        names: list[str] = self._call(self._admin.list_topics())
+        return names
+
+    def describe_topic(self, name: str) -> TopicInfo:
+        info: TopicInfo = self._call(self._admin.describe_topic(name))
+        return info
+
+    def offsets(self, name: str) -> dict[int, tuple[int, int]]:
+        """(earliest, latest) offset by partition; latest is the next one to be given."""
+        found: dict[int, tuple[int, int]] = self._call(self._admin.offsets(name))
+        return found
+
+    def offset_at(self, name: str, partition: int, timestamp: int) -> int:
+        offset: int = self._call(self._admin.offset_at(name, partition, timestamp))
+        return offset
+
+    def partition_status(self, topic: str | None = None) -> list[PartitionStatus]:
+        found: list[PartitionStatus] = self._call(self._admin.partition_status(topic))
+        return found
+
+    def nodes(self) -> list[NodeInfo]:
+        nodes: list[NodeInfo] = self._call(self._admin.nodes())
+        return nodes
+
+    def close(self) -> None:
+        if self._io.pid == os.getpid():
+            self._io.call(self._admin.close())

@@ -1,0 +1,150 @@
+"""Named settings with their limits, and how flags, environment and quiver.toml become one value.
+
+Rule: a setting has one home here, its unit last in its name, and a stated behaviour when the limit is reached.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from quiver.errors import InvalidRequestError
+
+MIB = 1024 * 1024
+PORT_DEFAULT = 9400
+DATA_DIR_DEFAULT = "quiver-data"
+
+# One message a client may send. Checked by the SDK for each record, by the broker for each batch of one record.
+MESSAGE_BYTES_MAX = 1 * MIB
+# One Arrow batch. A larger one is refused before anything is stored.
+BATCH_BYTES_MAX = 16 * MIB
+# One frame on the wire. A longer one closes the connection before its body is read.
+FRAME_BYTES_MAX = BATCH_BYTES_MAX + 1 * MIB
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LogSettings:
+    """How a partition log is cut into files and kept."""
+
+    segment_bytes_max: int = 64 * MIB  # a new segment begins before the frame that would pass this
+    segment_age_ms_max: int = 24 * 3600 * 1000  # ... or when the active segment is this old
+    index_interval_bytes: int = 16 * 1024  # one sparse index entry for so many bytes of log
+    checkpoint_bytes: int = 16 * MIB  # recovery scans at most about this much of a log
+    retention_ms: int | None = 7 * 24 * 3600 * 1000  # None keeps for ever
+    retention_bytes: int | None = None  # for each partition; None is unlimited
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NetSettings:
+    """Limits of one listening port."""
+
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    frames_in_flight_max: int = 1024  # on one connection; when full, the server stops reading from it
+    connections_max: int = 1024  # when full, a new connection is told so and closed
+    handshake_timeout_s: float = 5.0  # a connection that has not said hello by then is closed
+    idle_timeout_s: float = 600.0  # no frame and nothing in flight for so long: closed
+    write_buffer_bytes_max: int = 4 * MIB  # above this the server stops reading from and serving that connection
+    slow_reader_timeout_s: float = 30.0  # ... and after so long without draining it is cut
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    data_dir: str = DATA_DIR_DEFAULT
+    node_id: int = 1
+    host: str = "127.0.0.1"
+    port: int = PORT_DEFAULT
+    insecure: bool = False
+    message_bytes_max: int = MESSAGE_BYTES_MAX
+    batch_bytes_max: int = BATCH_BYTES_MAX
+    fetch_bytes_max: int = 8 * MIB  # a fetch that asks for more gets this
+    fetch_wait_ms_max: int = 60_000
+    retention_check_s: float = 30.0
+    log: LogSettings = dataclasses.field(default_factory=LogSettings)
+    net: NetSettings = dataclasses.field(default_factory=NetSettings)
+
+
+def check_listen_address(host: str, insecure: bool) -> None:
+    """Loopback is always allowed; anything else is open to the network and must be asked for by name."""
+    if insecure or host == "localhost":
+        return
+    try:
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    except ValueError:
+        pass
+    raise InvalidRequestError(
+        f"listening on {host} would let anyone on that network read and write: there is no TLS and no token yet. "
+        "Use a loopback address, or say --insecure if you accept that"
+    )
+
+
+_S = TypeVar("_S")
+
+
+def layered(
+    cls: type[_S], flags: Mapping[str, Any], environ: Mapping[str, str], toml: Mapping[str, Any], prefix: str = "QUIVER"
+) -> _S:
+    """A settings value from flags, then QUIVER_* variables, then quiver.toml, then the defaults.
+
+    Nested settings are tables in TOML (`[log]`) and joined names elsewhere: `QUIVER_LOG_SEGMENT_BYTES_MAX`.
+    """
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        default = field.default
+        if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+            nested = field.default_factory()
+            table = toml.get(field.name, {})
+            if not isinstance(table, Mapping):
+                raise InvalidRequestError(f"quiver.toml: [{field.name}] must be a table")
+            nested_flags = flags.get(field.name) or {}
+            values[field.name] = layered(type(nested), nested_flags, environ, table, f"{prefix}_{field.name.upper()}")
+            continue
+        variable = f"{prefix}_{field.name.upper()}"
+        if flags.get(field.name) is not None:
+            values[field.name] = flags[field.name]
+        elif variable in environ:
+            values[field.name] = _parse(variable, environ[variable], str(field.type), default)
+        elif field.name in toml:
+            values[field.name] = _parse(f"quiver.toml: {field.name}", toml[field.name], str(field.type), default)
+    known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for name in toml:
+        if name not in known:
+            raise InvalidRequestError(f"quiver.toml: unknown setting {name!r}; known: {', '.join(sorted(known))}")
+    return cls(**values)
+
+
+def _parse(where: str, raw: Any, type_name: str, default: Any) -> Any:
+    optional = "None" in type_name
+    if optional and isinstance(raw, str) and raw.lower() in ("", "none"):
+        return None
+    try:
+        if "bool" in type_name:
+            if isinstance(raw, bool):
+                return raw
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[str(raw).lower()]
+        if "int" in type_name and not isinstance(raw, bool):
+            number = int(raw)
+            if isinstance(raw, float) and raw != number:
+                raise ValueError
+            return number
+        if "float" in type_name and not isinstance(raw, bool):
+            return float(raw)
+        if "str" in type_name and isinstance(raw, str):
+            return raw
+    except (KeyError, ValueError, TypeError):
+        pass
+    raise InvalidRequestError(f"{where}: {raw!r} is not a valid {type_name} (default {default!r})")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings file, or nothing where there is none."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{path} is not valid TOML: {error}") from error

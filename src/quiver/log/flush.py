@@ -1,0 +1,104 @@
+"""Group commit: everything appended since the last flush goes to disk in one job, in log order.
+
+Rule: a job touches only what it was given, so it may run in a thread while the owner goes on appending. One job at a
+time. After a segment is synced and never before, the next one is created: only the last segment can ever be torn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+
+from quiver.log.checkpoint import Checkpoint, encode_checkpoint
+from quiver.log.disk import Buffer, Disk, write_atomically
+from quiver.log.segment import Segment, index_path
+from quiver.log.slots import TwoSlots
+
+_FULL_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+
+class SpaceError(Exception):
+    """The disk was full; the files are again as they were before the job."""
+
+
+@dataclasses.dataclass(slots=True)
+class SegmentWrite:
+    segment: Segment
+    position: int
+    buffers: list[Buffer] = dataclasses.field(default_factory=list)
+    sealed_index: bytes | None = None  # written when this job fills the segment
+
+    def end(self) -> int:
+        return self.position + sum(map(len, self.buffers))
+
+
+@dataclasses.dataclass(slots=True)
+class FlushJob:
+    disk: Disk
+    directory: str
+    mark: TwoSlots
+    writes: list[SegmentWrite]
+    first_index: int
+    next_index: int
+    next_offset: int
+
+    def run(self) -> None:
+        """Blocks until all of it is on disk. SpaceError: nothing happened. OSError: the log must stop."""
+        created: list[Segment] = []
+        try:
+            for write in self.writes:
+                if write.segment.file is None:
+                    created.append(write.segment)
+                    write.segment.file = self.disk.open(write.segment.path, create=True)
+                write.segment.file.pwrite(write.buffers, write.position)
+                write.segment.file.datasync()
+                if write.segment in created:
+                    self.disk.sync_directory(self.directory)
+                if write.sealed_index is not None:
+                    self._write_index(write)
+            # Not synced: a lower mark after a power cut is still true, and a SIGKILL keeps it.
+            self.mark.write(self.next_index, 0, sync=False)
+        except OSError as error:
+            if error.errno not in _FULL_ERRNOS:
+                raise
+            self._undo(created)
+            raise SpaceError(os.strerror(error.errno or errno.ENOSPC)) from error
+
+    def _write_index(self, write: SegmentWrite) -> None:
+        # Rebuildable and checksummed, so it needs no sync of its own.
+        assert write.sealed_index is not None
+        file = self.disk.open(index_path(write.segment.path), create=True)
+        file.truncate(0)
+        file.pwrite([write.sealed_index], 0)
+
+    def _undo(self, created: list[Segment]) -> None:
+        """Gives back the space. Nothing of this job was acknowledged. An error here stops the log."""
+        for segment in reversed(created):
+            segment.file = None
+            if self.disk.exists(segment.path):
+                self.disk.remove(segment.path)
+        for write in self.writes:
+            # Before the bytes it covers change: a stale index would point into other frames.
+            if write.sealed_index is not None and self.disk.exists(index_path(write.segment.path)):
+                self.disk.remove(index_path(write.segment.path))
+        self.disk.sync_directory(self.directory)
+        for write in self.writes:
+            if write.segment not in created and write.segment.file is not None:
+                write.segment.file.truncate(write.position)
+                write.segment.file.datasync()
+
+
+@dataclasses.dataclass(slots=True)
+class CheckpointJob:
+    """Writes the index of the active segment, then the check-point. May run in a thread beside a flush."""
+
+    disk: Disk
+    path: str
+    index_path: str
+    index: bytes
+    checkpoint: Checkpoint
+
+    def run(self) -> None:
+        write_atomically(self.disk, self.index_path, self.index)
+        write_atomically(self.disk, self.path, encode_checkpoint(self.checkpoint))

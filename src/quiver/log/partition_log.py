@@ -1,0 +1,370 @@
+"""The log of one partition: append, flush, read, truncate, trim, check-point, recover.
+
+Rules:
+- One owner. Only `FlushJob.run`, `CheckpointJob.run` and `read_chunk` may run in another thread.
+- An entry counts as stored from `finish_flush` on, never before.
+- Recovery cuts a torn tail of the last segment and nothing else. A bad frame below the sync mark was acknowledged: that
+  is damage, it is reported with file and position, and the log does not open as if it were merely short.
+- A failed sync or write stops the log: it is never retried and acknowledged. A full disk undoes the job and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from quiver.config import LogSettings
+from quiver.errors import DiskFullError, LogFailedError
+from quiver.log.checkpoint import Checkpoint
+from quiver.log.disk import Buffer, Disk
+from quiver.log.flush import CheckpointJob, FlushJob, SegmentWrite, SpaceError
+from quiver.log.index import SparseIndex
+from quiver.log.recovery import STATE_FILE, recover
+from quiver.log.segment import Segment, Span, index_path, read_chunk, scan_frames, segment_path
+from quiver.wire.frame import Bytes, Entry, FrameHeader, encode_header, padding, stamp
+
+FIRST_INDEX: Final = 1
+
+
+class PartitionLog:
+    def __init__(self, disk: Disk, directory: str, settings: LogSettings) -> None:
+        """Opens the log in `directory`, made when missing. Raises CorruptLogError where acknowledged bytes are bad."""
+        self._disk = disk
+        self._directory = directory
+        self._settings = settings
+        found = recover(disk, directory, settings)
+        self.checkpoint: Checkpoint = found.checkpoint
+        self._segments: list[Segment] = found.segments
+        self._mark = found.mark
+        self.last_term = found.last_term
+        self.cut_bytes = found.cut_bytes  # the torn tail that recovery removed
+        self._pending: list[SegmentWrite] = []
+        self._pending_first = self.next_index
+        self._job: FlushJob | None = None
+        self._synced_index, self._synced_offset = self.next_index, self.next_offset
+        self._roll_asked = False
+        self._checkpoint_due_bytes = 0
+        self.failure: LogFailedError | None = None
+
+    # -- what it holds -------------------------------------------------------------------------------------------
+
+    @property
+    def _active(self) -> Segment:
+        return self._segments[-1]
+
+    @property
+    def first_index(self) -> int:
+        return self._segments[0].first_index
+
+    @property
+    def next_index(self) -> int:
+        return self._active.next_index
+
+    @property
+    def next_offset(self) -> int:
+        return self._active.next_offset
+
+    @property
+    def base_offset(self) -> int:
+        """The first offset whose record is still in a file."""
+        return self._segments[0].base_offset
+
+    @property
+    def synced_index(self) -> int:
+        """End, exclusive, of what is on disk."""
+        return self._synced_index
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        return self._checkpoint_due_bytes >= self._settings.checkpoint_bytes
+
+    def request_checkpoint(self) -> None:
+        """Makes a check-point due now, as after a trim that waits for one."""
+        self._checkpoint_due_bytes = self._settings.checkpoint_bytes
+
+    # -- append and flush ----------------------------------------------------------------------------------------
+
+    def append(self, term: int, entry: Entry, now_s: float) -> FrameHeader:
+        """Gives the entry the next index and offset. It is in memory until flushed."""
+        header = stamp(entry, self.next_index, term, self.next_offset)
+        self.append_frame(header, entry.payload, now_s)
+        return header
+
+    def append_frame(self, header: FrameHeader, payload: Bytes, now_s: float) -> None:
+        """Appends a frame that a leader stamped."""
+        if self.failure is not None:
+            raise self.failure
+        if header.index != self.next_index or header.base_offset != self.next_offset:
+            raise ValueError(
+                f"frame {header.index}/{header.base_offset} does not follow {self.next_index}/{self.next_offset}"
+            )
+        if self._must_roll(header.frame_length, now_s):
+            self._roll()
+        segment = self._active
+        if segment.opened_at_s is None:
+            segment.opened_at_s = now_s
+        if not self._pending or self._pending[-1].segment is not segment:
+            self._pending.append(SegmentWrite(segment, segment.size_bytes))
+        buffers: list[Buffer] = self._pending[-1].buffers
+        buffers.append(encode_header(header))
+        buffers.append(payload)
+        if pad := padding(header.payload_length):
+            buffers.append(pad)
+        segment.add(header)
+        self.last_term = header.term
+        self._checkpoint_due_bytes += header.frame_length
+
+    def _must_roll(self, frame_bytes: int, now_s: float) -> bool:
+        segment = self._active
+        if segment.size_bytes == 0:
+            return False
+        age_s = 0.0 if segment.opened_at_s is None else now_s - segment.opened_at_s
+        return (
+            self._roll_asked
+            or segment.size_bytes + frame_bytes > self._settings.segment_bytes_max
+            or age_s * 1000 >= self._settings.segment_age_ms_max
+        )
+
+    def _roll(self) -> None:
+        full = self._active
+        if not self._pending or self._pending[-1].segment is not full:
+            self._pending.append(SegmentWrite(full, full.size_bytes))
+        self._pending[-1].sealed_index = full.encode_index()
+        index = SparseIndex(self._settings.index_interval_bytes)
+        path = segment_path(self._directory, full.next_index)
+        self._segments.append(Segment(path, full.next_index, full.next_offset, index))
+        self._roll_asked = False
+
+    def begin_flush(self) -> FlushJob | None:
+        """All that is appended and not yet flushed, as one job; None when there is nothing or a job is under way."""
+        if self._job is not None or not self._pending or self.failure is not None:
+            return None
+        self._job = FlushJob(
+            self._disk,
+            self._directory,
+            self._mark,
+            self._pending,
+            self._pending_first,
+            self.next_index,
+            self.next_offset,
+        )
+        self._pending, self._pending_first = [], self.next_index
+        return self._job
+
+    def finish_flush(self, job: FlushJob, error: Exception | None) -> None:
+        """Takes the outcome of `job.run()`. Raises DiskFullError or LogFailedError; then the job's entries are gone."""
+        assert job is self._job
+        self._job = None
+        if error is None:
+            for write in job.writes:
+                write.segment.synced_bytes = write.end()
+                if write.sealed_index is not None:
+                    write.segment.file = None
+            self._synced_index, self._synced_offset = job.next_index, job.next_offset
+            return
+        self._rewind(job)
+        if isinstance(error, SpaceError):
+            raise DiskFullError(f"no space for {self._directory}: {error}") from error
+        self.failure = LogFailedError(f"the log in {self._directory} stopped: {error}; nothing was acknowledged")
+        raise self.failure from error
+
+    def _rewind(self, job: FlushJob) -> None:
+        """Forgets the entries of a failed job and all that was appended after it."""
+        first = job.writes[0]
+        while self._active is not first.segment:
+            self._segments.pop()
+        segment = self._active
+        segment.size_bytes = segment.synced_bytes = first.position
+        segment.index.truncate(first.position)
+        self._pending, self._pending_first = [], job.first_index
+        if segment.size_bytes == 0:
+            segment.next_index, segment.next_offset = segment.first_index, segment.base_offset
+            self.last_term = self._term_before(segment)
+            return
+        start = segment.index.positions[-1]
+        for _, header, _ in scan_frames(self._disk.open(segment.path), segment.path, start, first.position):
+            segment.next_index, segment.next_offset, self.last_term = header.index + 1, header.next_offset, header.term
+
+    def _term_before(self, segment: Segment) -> int:
+        for _, header, _ in self.scan(segment.first_index - 1):
+            return header.term
+        return self.checkpoint.term
+
+    def flush(self) -> None:
+        """Begin, run and finish in one call, for callers without a thread."""
+        if (job := self.begin_flush()) is None:
+            return
+        error: Exception | None = None
+        try:
+            job.run()
+        except (OSError, SpaceError) as caught:
+            error = caught
+        self.finish_flush(job, error)
+
+    # -- read ----------------------------------------------------------------------------------------------------
+
+    def spans_for_offset(self, offset: int) -> list[Span]:
+        """Where to read to meet `offset` and what follows it."""
+        return self._spans(self._find(lambda s: s.next_offset > offset), lambda i: i.position_of_offset(offset))
+
+    def spans_for_index(self, index: int) -> list[Span]:
+        return self._spans(self._find(lambda s: s.next_index > index), lambda i: i.position_of_index(index))
+
+    def _find(self, reaches: Callable[[Segment], bool]) -> int:
+        low, high = 0, len(self._segments) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if reaches(self._segments[middle]):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _spans(self, first: int, locate: Callable[[SparseIndex], int]) -> list[Span]:
+        # A segment of which nothing is stored may not even have a file yet.
+        segments = [segment for segment in self._segments[first:] if segment.synced_bytes]
+        spans = [Span(segment.path, 0, segment.synced_bytes) for segment in segments]
+        if spans:
+            index = segments[0].load_index(self._disk, self._settings.index_interval_bytes)
+            spans[0] = spans[0]._replace(position=locate(index))
+        return spans
+
+    def read(self, offset: int, bytes_max: int, index_end: int | None = None) -> memoryview:
+        """Whole frames from the one that holds `offset`; blocking. See `read_chunk`."""
+        limit = self._synced_index if index_end is None else min(index_end, self._synced_index)
+        return read_chunk(self._disk, self.spans_for_offset(offset), offset, limit, bytes_max)
+
+    def scan(self, index: int) -> Iterator[tuple[str, FrameHeader, memoryview]]:
+        """(file, header, payload) of each stored entry from `index` on, checked; blocking."""
+        for path, position, end in self.spans_for_index(index):
+            for _, header, payload in scan_frames(self._disk.open(path), path, position, end):
+                if header.index >= index:
+                    yield path, header, payload
+
+    def find_timestamp(self, timestamp: int, index_end: int) -> FrameHeader | None:
+        """The header of the first stored frame below `index_end` with a record at or after that time; blocking."""
+        for segment in list(self._segments):
+            index = segment.load_index(self._disk, self._settings.index_interval_bytes)
+            if index.timestamp_max < timestamp:
+                continue
+            start = index.position_of_timestamp(timestamp)
+            file = self._disk.open(segment.path) if segment.synced_bytes else None
+            if file is None:
+                return None
+            for _, header, _ in scan_frames(file, segment.path, start, segment.synced_bytes):
+                if header.index >= index_end:
+                    return None
+                if header.record_count and header.timestamp_max >= timestamp:
+                    return header
+        return None
+
+    # -- shorten -------------------------------------------------------------------------------------------------
+
+    def truncate_suffix(self, index: int) -> None:
+        """Removes entries from `index` on; blocking, and only while no flush is under way.
+
+        Newest first, so that a crash in the middle leaves a shorter log and never one with a hole.
+        """
+        assert self._job is None and index > self.checkpoint.index
+        if index >= self.next_index:
+            return
+        if index >= self._synced_index:
+            raise ValueError("flush before truncating entries that are only in memory")
+        # Lowered first: a mark above the end would make the next recovery see damage.
+        self._mark.write(index, 0, sync=True)
+        keep = self._find(lambda s: s.next_index > index)
+        while len(self._segments) - 1 > keep:
+            self._remove_files(self._segments.pop())
+            self._disk.sync_directory(self._directory)
+        segment = self._active
+        position, next_offset, self.last_term = 0, segment.base_offset, self._term_before(segment)
+        for at, header, _ in scan_frames(self._disk.open(segment.path), segment.path, 0, segment.synced_bytes):
+            if header.index >= index:
+                break
+            position, next_offset, self.last_term = at + header.frame_length, header.next_offset, header.term
+        segment.load_index(self._disk, self._settings.index_interval_bytes).truncate(position)
+        if self._disk.exists(index_path(segment.path)):
+            # It covers bytes that are about to change.
+            self._disk.remove(index_path(segment.path))
+            self._disk.sync_directory(self._directory)
+        segment.file = self._disk.open(segment.path)
+        segment.file.truncate(position)
+        segment.file.datasync()
+        segment.size_bytes = segment.synced_bytes = position
+        segment.next_index, segment.next_offset = index, next_offset
+        self._synced_index = self._pending_first = index
+        self._synced_offset = next_offset
+
+    def trim_prefix(self, index: int) -> int:
+        """Removes whole segments below `index`, returns how many; blocking. The check-point must reach that far."""
+        assert index <= self.checkpoint.index + 1
+        removed = 0
+        while len(self._segments) > 1 and self._segments[0].next_index <= index:
+            if self._segments[1].synced_bytes == 0:
+                break  # the next segment is not on disk yet
+            self._remove_files(self._segments.pop(0))
+            removed += 1
+        if removed:
+            self._disk.sync_directory(self._directory)
+        return removed
+
+    def _remove_files(self, segment: Segment) -> None:
+        segment.file = None
+        for path in (index_path(segment.path), segment.path):
+            if self._disk.exists(path):
+                self._disk.remove(path)
+
+    def plan_retention(self, now_us: int) -> tuple[int, int] | None:
+        """(index, offset) of the first entry to keep by the log's settings; None when all is kept.
+
+        An active segment that is past its time is sealed by the next append, so that an idle topic empties too.
+        """
+        oldest_us = None if self._settings.retention_ms is None else now_us - self._settings.retention_ms * 1000
+        limit = self._settings.retention_bytes
+        excess = 0 if limit is None else self.size_bytes - limit
+        first: Segment | None = None
+        for segment in self._segments:
+            if segment.size_bytes == 0 or (segment is self._active and segment.base_offset == segment.next_offset):
+                break  # trimming entries without records would only make another
+            newest_us = segment.load_index(self._disk, self._settings.index_interval_bytes).timestamp_max
+            expired = oldest_us is not None and newest_us < oldest_us
+            surplus = excess >= segment.size_bytes and segment is not self._active
+            if not expired and not surplus:
+                break
+            excess -= segment.size_bytes
+            first = segment
+        if first is None:
+            return None
+        if first is self._active:
+            self._roll_asked = True
+        return first.next_index, first.next_offset
+
+    # -- check-point ---------------------------------------------------------------------------------------------
+
+    def begin_checkpoint(self, checkpoint: Checkpoint) -> CheckpointJob:
+        """A job that makes `checkpoint` the point from which recovery replays. Never beyond what is committed."""
+        assert self.checkpoint.index <= checkpoint.index < self._synced_index
+        segment = self._active
+        end = (self._synced_index, self._synced_offset)
+        if segment.synced_bytes == 0:
+            end = (segment.first_index, segment.base_offset)
+        self._checkpoint_due_bytes = 0
+        return CheckpointJob(
+            self._disk,
+            f"{self._directory}/{STATE_FILE}",
+            index_path(segment.path),
+            segment.index.encode(segment.synced_bytes, *end, segment.base_offset),
+            checkpoint,
+        )
+
+    def finish_checkpoint(self, job: CheckpointJob) -> None:
+        """Call after `job.run()` returned: from now on entries up to that point may be trimmed."""
+        self.checkpoint = job.checkpoint

@@ -1,0 +1,158 @@
+"""Opens what a crash left behind.
+
+Rule: what was acknowledged is either there or reported as damaged. Three facts decide about a bad frame: sealed
+segments were synced before the next one was created; the sync mark names an index below which all was synced; beyond
+it, in the last segment, a bad frame is a write the crash interrupted, and the log is cut there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final, NamedTuple
+
+from quiver.config import LogSettings
+from quiver.errors import CorruptLogError
+from quiver.log.checkpoint import Checkpoint, read_checkpoint
+from quiver.log.disk import Disk
+from quiver.log.index import SparseIndex
+from quiver.log.segment import SUFFIX, Segment, read_index, rebuild_index, scan_frames, segment_path
+from quiver.log.slots import TwoSlots
+from quiver.wire.frame import HEADER_BYTES, FrameError, decode_header
+
+STATE_FILE: Final = "state"
+MARK_FILE: Final = "synced"
+
+
+class Recovered(NamedTuple):
+    checkpoint: Checkpoint
+    segments: list[Segment]
+    mark: TwoSlots
+    last_term: int
+    cut_bytes: int
+
+
+def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
+    disk.make_directory(directory)
+    names = disk.list(directory)
+    for name in names:
+        if name.endswith(".tmp"):
+            disk.remove(f"{directory}/{name}")
+    firsts = sorted(int(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX))
+    mark = TwoSlots(disk, f"{directory}/{MARK_FILE}")
+    checkpoint = _checkpoint(disk, directory, firsts)
+    synced_index = mark.values[0]
+    start = checkpoint.index + 1
+    if firsts and firsts[0] > start:
+        raise CorruptLogError.at(segment_path(directory, start), 0, f"entries {start} to {firsts[0] - 1} are missing")
+    if not firsts:
+        if synced_index > start:
+            raise CorruptLogError.at(segment_path(directory, start), 0, "the segment file is missing")
+        index = SparseIndex(settings.index_interval_bytes)
+        segment = Segment(segment_path(directory, start), start, checkpoint.next_offset, index)
+        return Recovered(checkpoint, [segment], mark, checkpoint.term, 0)
+    segments: list[Segment] = []
+    for first, following in itertools.pairwise(firsts):
+        segment = _open_sealed(disk, segment_path(directory, first), first, settings)
+        if segment.next_index != following:
+            reason = f"entries {segment.next_index} to {following - 1} are missing"
+            raise CorruptLogError.at(segment.path, segment.size_bytes, reason)
+        segments.append(segment)
+    base_offset = segments[-1].next_offset if segments else None
+    last, last_term, cut_bytes = _open_last(
+        disk, segment_path(directory, firsts[-1]), firsts[-1], base_offset, synced_index, checkpoint, settings
+    )
+    segments.append(last)
+    if last_term is None:
+        last_term = _term_at_end(disk, segments[-2], settings) if len(segments) > 1 else checkpoint.term
+    # What a killed process wrote but did not sync is served from now on, so it must not vanish later.
+    assert last.file is not None
+    last.file.datasync()
+    disk.sync_directory(directory)
+    mark.write(last.next_index, 0, sync=False)
+    return Recovered(checkpoint, segments, mark, last_term, cut_bytes)
+
+
+def _checkpoint(disk: Disk, directory: str, firsts: list[int]) -> Checkpoint:
+    try:
+        return read_checkpoint(disk, f"{directory}/{STATE_FILE}")
+    except CorruptLogError:
+        if firsts and firsts[0] == 1:
+            return Checkpoint()  # nothing was trimmed: the log itself says everything
+        raise
+
+
+def _open_sealed(disk: Disk, path: str, first_index: int, settings: LogSettings) -> Segment:
+    size_bytes = disk.open(path).size()
+    found = read_index(disk, path, settings.index_interval_bytes)
+    if found is None or found.covered_bytes != size_bytes:
+        found = rebuild_index(disk, path, size_bytes, settings.index_interval_bytes)
+    segment = Segment(path, first_index, found.base_offset, None)  # the index is read again when a reader needs it
+    segment.next_index, segment.next_offset = found.next_index, found.next_offset
+    segment.size_bytes = segment.synced_bytes = size_bytes
+    return segment
+
+
+def _open_last(
+    disk: Disk,
+    path: str,
+    first_index: int,
+    base_offset: int | None,
+    synced_index: int,
+    checkpoint: Checkpoint,
+    settings: LogSettings,
+) -> tuple[Segment, int | None, int]:
+    """The segment to append to, the term of its last entry (None when it is empty), and the bytes cut off."""
+    file = disk.open(path)
+    size_bytes = file.size()
+    segment = Segment(path, first_index, 0, SparseIndex(settings.index_interval_bytes))
+    segment.file = file
+    found = read_index(disk, path, settings.index_interval_bytes)
+    start = 0
+    if found is not None and found.index.positions and found.covered_bytes <= size_bytes:
+        # Scan again from its last entry: at least one whole frame is seen, so the end and the term are known.
+        at = found.index.positions[-1]
+        try:
+            header = decode_header(file.pread(HEADER_BYTES, at))
+            if header.index == found.index.indexes[-1]:
+                found.index.truncate(at)
+                segment = Segment(path, first_index, found.base_offset, found.index)
+                segment.file = file
+                segment.next_index, segment.next_offset, start = header.index, header.base_offset, at
+        except FrameError:
+            pass  # the scan from the beginning finds it and judges it
+    if start == 0:
+        segment.base_offset = segment.next_offset = (
+            base_offset if base_offset is not None else _first_base_offset(disk, path, checkpoint)
+        )
+    segment.size_bytes = start
+    last_term: int | None = None
+    try:
+        for at, header, _ in scan_frames(file, path, start, size_bytes):
+            if header.index != segment.next_index or header.base_offset != segment.next_offset:
+                raise CorruptLogError.at(path, at, f"found entry {header.index} instead of {segment.next_index}")
+            segment.add(header)
+            last_term = header.term
+    except CorruptLogError:
+        if segment.next_index < synced_index:
+            raise
+        file.truncate(segment.size_bytes)
+    if segment.next_index < synced_index:
+        reason = f"the log ends before entry {segment.next_index}, but entries up to {synced_index - 1} were stored"
+        raise CorruptLogError.at(path, segment.size_bytes, reason)
+    segment.synced_bytes = segment.size_bytes
+    return segment, last_term, size_bytes - segment.size_bytes
+
+
+def _first_base_offset(disk: Disk, path: str, checkpoint: Checkpoint) -> int:
+    try:
+        return decode_header(disk.open(path).pread(HEADER_BYTES, 0)).base_offset
+    except FrameError:
+        return checkpoint.next_offset
+
+
+def _term_at_end(disk: Disk, segment: Segment, settings: LogSettings) -> int:
+    index = segment.load_index(disk, settings.index_interval_bytes)
+    term = 0
+    for _, header, _ in scan_frames(disk.open(segment.path), segment.path, index.positions[-1], segment.size_bytes):
+        term = header.term
+    return term

@@ -1,0 +1,196 @@
+"""One segment: a file of frames, `<first index>.seg`, with its sparse index `<first index>.idx`.
+
+Rule: frames are only ever added at the end. `size_bytes` counts what was appended, `synced_bytes` what is on disk;
+readers never look past the latter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from quiver.errors import CorruptLogError
+from quiver.log.disk import Disk, File
+from quiver.log.index import IndexFile, SparseIndex
+from quiver.wire.frame import (
+    HEADER_BYTES,
+    FrameError,
+    FrameHeader,
+    FrameTruncatedError,
+    checked_payload,
+    decode_frame,
+    decode_header,
+)
+
+SUFFIX: Final = ".seg"
+_SCAN_CHUNK_BYTES: Final = 1024 * 1024
+
+
+def segment_path(directory: str, first_index: int) -> str:
+    return f"{directory}/{first_index:020d}{SUFFIX}"
+
+
+def index_path(path: str) -> str:
+    return path.removesuffix(SUFFIX) + ".idx"
+
+
+class Span(NamedTuple):
+    """A part of one segment file that is safe to read: synced, from a frame's beginning, end exclusive."""
+
+    path: str
+    position: int
+    end: int
+
+
+class Segment:
+    __slots__ = (
+        "_index",
+        "base_offset",
+        "file",
+        "first_index",
+        "next_index",
+        "next_offset",
+        "opened_at_s",
+        "path",
+        "size_bytes",
+        "synced_bytes",
+    )
+
+    def __init__(self, path: str, first_index: int, base_offset: int, index: SparseIndex | None) -> None:
+        self.path = path
+        self.first_index = first_index
+        self.base_offset = base_offset
+        self.next_index = first_index
+        self.next_offset = base_offset
+        self.size_bytes = 0
+        self.synced_bytes = 0
+        self.opened_at_s: float | None = None  # when its first frame was appended by this process
+        self.file: File | None = None  # held by the active segment only
+        self._index = index
+
+    @property
+    def index(self) -> SparseIndex:
+        assert self._index is not None
+        return self._index
+
+    def load_index(self, disk: Disk, interval_bytes: int) -> SparseIndex:
+        """The sparse index, read from its file the first time, or rebuilt when that cannot be believed."""
+        if self._index is None:
+            found = read_index(disk, self.path, interval_bytes)
+            if found is None or found.covered_bytes != self.size_bytes:
+                found = rebuild_index(disk, self.path, self.size_bytes, interval_bytes)
+            self._index = found.index
+        return self._index
+
+    def add(self, header: FrameHeader) -> None:
+        """Counts a frame that will be written at the end."""
+        has_records = header.record_count > 0
+        self.index.add(header.index, header.base_offset, self.size_bytes, header.timestamp_max, has_records=has_records)
+        self.size_bytes += header.frame_length
+        self.next_index = header.index + 1
+        self.next_offset = header.next_offset
+
+    def encode_index(self) -> bytes:
+        return self.index.encode(self.size_bytes, self.next_index, self.next_offset, self.base_offset)
+
+
+def scan_frames(file: File, path: str, position: int, end: int) -> Iterator[tuple[int, FrameHeader, memoryview]]:
+    """(position, header, payload) of each frame, checksums checked; CorruptLogError at the first that is not whole."""
+    wanted = 0
+    while position < end:
+        view = memoryview(file.pread(min(max(_SCAN_CHUNK_BYTES, wanted), end - position), position))
+        at = wanted = 0
+        while at < len(view):
+            try:
+                header, payload = decode_frame(view, at)
+            except FrameTruncatedError as error:
+                if position + at + error.wanted > end:
+                    raise CorruptLogError.at(path, position + at, error.reason) from error
+                wanted = error.wanted
+                break
+            except FrameError as error:
+                raise CorruptLogError.at(path, position + at, error.reason) from error
+            yield position + at, header, payload
+            at += header.frame_length
+        if not view:
+            raise CorruptLogError.at(path, position, "the file is shorter than it was")
+        position += at
+
+
+def read_index(disk: Disk, path: str, interval_bytes: int) -> IndexFile | None:
+    """The index file beside a segment; None when it is missing or damaged."""
+    try:
+        file = disk.open(index_path(path))
+        return IndexFile.decode(file.pread(file.size(), 0), interval_bytes)
+    except FileNotFoundError:
+        return None
+
+
+def rebuild_index(disk: Disk, path: str, size_bytes: int, interval_bytes: int) -> IndexFile:
+    """Reads a whole sealed segment. Raises CorruptLogError where a frame is not whole."""
+    segment = Segment(path, 0, 0, SparseIndex(interval_bytes))
+    for _, header, _ in scan_frames(disk.open(path), path, 0, size_bytes):
+        if segment.size_bytes == 0:
+            segment.base_offset = header.base_offset
+        segment.add(header)
+    return IndexFile(segment.index, size_bytes, segment.next_index, segment.next_offset, segment.base_offset)
+
+
+def read_chunk(disk: Disk, spans: list[Span], offset: int, index_end: int, bytes_max: int) -> memoryview:
+    """Whole frames from the one that holds `offset`, up to `bytes_max` but at least one with records.
+
+    Empty only when no frame with records stands in the spans below `index_end`. Every frame's checksums are checked:
+    a damaged frame is never served.
+    """
+    for span in spans:
+        file, position, wanted = disk.open(span.path), span.position, 0
+        while position < span.end:
+            view = memoryview(file.pread(min(max(bytes_max, wanted, HEADER_BYTES), span.end - position), position))
+            if not view:
+                raise CorruptLogError.at(span.path, position, "the file is shorter than it was")
+            found = _cut(view, span, position, offset, index_end, bytes_max)
+            if found.stop - found.start > 0:
+                return view[found.start : found.stop]
+            if found.finished:
+                return view[:0]
+            position, wanted = position + found.stop, found.wanted
+    return memoryview(b"")
+
+
+class _Cut(NamedTuple):
+    start: int
+    stop: int
+    wanted: int
+    finished: bool
+
+
+def _cut(view: memoryview, span: Span, position: int, offset: int, index_end: int, bytes_max: int) -> _Cut:
+    """Where in `view` the frames to serve begin and end; an empty cut says how to go on."""
+    at = 0
+    start: int | None = None
+    stop = 0
+    while at < len(view):
+        try:
+            # A frame before the wanted one may be large: its header tells where it ends, its payload is not needed.
+            header = decode_header(view, at)
+            if header.index >= index_end:
+                return _Cut(start or 0, stop, 0, True)
+            if start is not None or header.next_offset > offset:
+                if start is not None and at + header.frame_length - start > bytes_max:
+                    break
+                checked_payload(view, at, header)
+                if header.record_count:
+                    start = at if start is None else start
+                    stop = at + header.frame_length
+        except FrameTruncatedError as error:
+            if position + at + error.wanted > span.end:
+                raise CorruptLogError.at(span.path, position + at, error.reason) from error
+            if start is None:
+                return _Cut(at, at, error.wanted, False)
+            break
+        except FrameError as error:
+            raise CorruptLogError.at(span.path, position + at, error.reason) from error
+        at += header.frame_length
+    if start is None:
+        return _Cut(at, at, 0, False)
+    return _Cut(start, stop, 0, True)

@@ -1,0 +1,80 @@
+"""Small facts kept in two alternating slots, so that a torn write never costs the older value.
+
+Two users: the hard state (term and vote, synced before a vote leaves) and the sync mark (how far the log is known to be
+on disk, written without sync). Rule: a slot counts only if its checksum is right; the higher version wins.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from quiver.errors import CorruptLogError
+from quiver.log.disk import Disk, File
+
+_SLOT = struct.Struct("<IQQQ")  # checksum, version, two values
+_SLOT_SPACING: Final = 512  # one sector each: a torn write of one cannot touch the other
+
+
+class TwoSlots:
+    """Two integers, written alternately to either slot of one file."""
+
+    __slots__ = ("_file", "_version", "damaged", "values")
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        existed = disk.exists(path)
+        self._file: File = disk.open(path, create=True)
+        self._version = 0
+        self.values: tuple[int, int] = (0, 0)
+        valid = 0
+        raw = self._file.pread(2 * _SLOT_SPACING, 0)
+        for start in (0, _SLOT_SPACING):
+            if len(raw) >= start + _SLOT.size:
+                checksum, version, first, second = _SLOT.unpack_from(raw, start)
+                if checksum == crc32c(raw[start + 4 : start + _SLOT.size]):
+                    valid += 1
+                    if version > self._version:
+                        self._version, self.values = version, (first, second)
+        # A slot that was never written is empty or zeros; a file with bytes but no valid slot has lost its value.
+        self.damaged = existed and valid == 0 and any(raw)
+
+    def write(self, first: int, second: int, *, sync: bool) -> None:
+        self._version += 1
+        raw = bytearray(_SLOT.pack(0, self._version, first, second))
+        struct.pack_into("<I", raw, 0, crc32c(raw[4:]))
+        self._file.pwrite([raw], self._version % 2 * _SLOT_SPACING)
+        if sync:
+            self._file.datasync()
+        self.values = (first, second)
+
+
+class HardState(NamedTuple):
+    """What a replica must never forget. `voted_for` is a broker id, 0 for none."""
+
+    term: int = 0
+    voted_for: int = 0
+
+
+class HardStateFile:
+    __slots__ = ("_slots",)
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        path = f"{directory}/hardstate"
+        fresh = not disk.exists(path)
+        self._slots = TwoSlots(disk, path)
+        if self._slots.damaged:
+            # Guessing a vote could elect two leaders in one term.
+            raise CorruptLogError.at(path, 0, "no valid copy of term and vote")
+        if fresh:
+            self._slots.write(0, 0, sync=True)
+            disk.sync_directory(directory)
+
+    @property
+    def value(self) -> HardState:
+        return HardState(*self._slots.values)
+
+    def write(self, state: HardState) -> None:
+        """Returns when the state is on disk: a vote forgotten in a crash could elect two leaders."""
+        self._slots.write(state.term, state.voted_for, sync=True)

@@ -1,0 +1,139 @@
+"""The client's end: requests pipelined on one connection, replies matched by correlation id.
+
+Rule: a request ends in exactly one of reply, typed error, ConnectionLostError or RequestTimeoutError; the last two
+leave its outcome unknown. A late reply to a request that timed out is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+import msgspec
+from msgspec import Struct
+
+from quiver.config import FRAME_BYTES_MAX, MIB
+from quiver.errors import (
+    ConnectionLostError,
+    ProtocolError,
+    QuiverError,
+    RequestTimeoutError,
+    error_from_wire,
+)
+from quiver.net.protocol import Buffer, PacketProtocol
+from quiver.wire.messages import HELLO_MAGIC, KIND_OF, PROTOCOL_VERSION, ErrorReply, Hello, HelloReply
+from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet
+
+_WRITE_BUFFER_BYTES_MAX = 8 * MIB
+
+R = TypeVar("R", bound=Struct)
+_decoders: dict[type[Struct], msgspec.msgpack.Decoder[Any]] = {}
+
+
+def _decode_reply(reply_type: type[R], header: memoryview) -> R:
+    decoder = _decoders.get(reply_type)
+    if decoder is None:
+        decoder = _decoders[reply_type] = msgspec.msgpack.Decoder(reply_type)
+    try:
+        return cast(R, decoder.decode(header))
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise ProtocolError(f"the server's {reply_type.__name__} cannot be read: {error}") from error
+
+
+class Connection(PacketProtocol):
+    """Made by `open_connection`. `limits` is what the server said in its hello."""
+
+    limits: HelloReply
+
+    def __init__(self, address: str) -> None:
+        super().__init__(FRAME_BYTES_MAX, _WRITE_BUFFER_BYTES_MAX)
+        self.address = address
+        self._waiting: dict[int, asyncio.Future[Packet]] = {}
+        self._correlations = itertools.count(1)
+
+    def submit(self, request: Struct, payload: Sequence[Buffer] = ()) -> asyncio.Future[Packet]:
+        """Sends at once and returns the future reply packet; the order of calls is the order on the wire."""
+        future: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
+        if not self.is_open:
+            future.set_exception(ConnectionLostError(f"the connection to {self.address} is closed"))
+            return future
+        correlation = next(self._correlations)
+        self._waiting[correlation] = future
+        future.add_done_callback(lambda _: self._waiting.pop(correlation, None))
+        self.send_packet(KIND_OF[type(request)], 0, correlation, request, payload)
+        return future
+
+    async def call(
+        self, request: Struct, reply_type: type[R], payload: Sequence[Buffer] = (), *, timeout_s: float
+    ) -> tuple[R, memoryview]:
+        future = self.submit(request, payload)
+        try:
+            async with asyncio.timeout(timeout_s):
+                packet = await future
+        except TimeoutError as error:
+            name = type(request).__name__
+            raise RequestTimeoutError(f"no reply from {self.address} to {name} within {timeout_s:g} s") from error
+        return _decode_reply(reply_type, packet.header), packet.payload
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    # -- asyncio's side ------------------------------------------------------------------------------------------
+
+    def packet_received(self, packet: Packet) -> None:
+        future = self._waiting.get(packet.correlation)
+        if future is None and packet.flags & FLAG_ERROR and packet.correlation == 0:
+            self._fail_all(_error_of(packet))  # said to the whole connection, before it was admitted
+        if future is None or future.done() or not packet.flags & FLAG_REPLY:
+            return
+        if packet.flags & FLAG_ERROR:
+            future.set_exception(_error_of(packet))
+        else:
+            future.set_result(packet)
+
+    def protocol_failed(self, error: ProtocolError) -> None:
+        self._fail_all(error)
+        self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.resume_writing()
+        why = f": {exc}" if exc else ""
+        self._fail_all(ConnectionLostError(f"the connection to {self.address} was lost{why}"))
+
+    def _fail_all(self, error: QuiverError) -> None:
+        for future in list(self._waiting.values()):
+            if not future.done():
+                future.set_exception(error)
+
+
+def _error_of(packet: Packet) -> QuiverError:
+    reply = _decode_reply(ErrorReply, packet.header)
+    return error_from_wire(reply.code, reply.message, reply.facts)
+
+
+def reply_of(packet: Packet, reply_type: type[R]) -> R:
+    """The typed reply of a packet that `submit` gave."""
+    return _decode_reply(reply_type, packet.header)
+
+
+async def open_connection(address: str, client: str, *, timeout_s: float) -> Connection:
+    """Connects and shakes hands. Raises ConnectionLostError, RequestTimeoutError or what the server said."""
+    host, _, port = address.rpartition(":")
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, connection = await loop.create_connection(lambda: Connection(address), host.strip("[]"), int(port))
+    except TimeoutError as error:
+        raise RequestTimeoutError(f"no connection to {address} within {timeout_s:g} s") from error
+    except OSError as error:
+        raise ConnectionLostError(f"cannot connect to {address}: {error.strerror or error}") from error
+    try:
+        hello = Hello(HELLO_MAGIC, PROTOCOL_VERSION, PROTOCOL_VERSION, client[:255])
+        connection.limits, _ = await connection.call(hello, HelloReply, timeout_s=timeout_s)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,85 @@
+"""What both ends of a connection share: receiving packets, sending packets, knowing when the peer reads too slowly."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from typing import cast
+
+from msgspec import Struct
+
+from quiver.errors import ProtocolError
+from quiver.wire.messages import encode
+from quiver.wire.packet import Packet, PacketReader, encode_prefix
+
+Buffer = bytes | bytearray | memoryview
+
+
+class PacketProtocol(asyncio.BufferedProtocol):
+    def __init__(self, packet_bytes_max: int, write_buffer_bytes_max: int) -> None:
+        self._reader = PacketReader(packet_bytes_max)
+        self._write_buffer_bytes_max = write_buffer_bytes_max
+        self._writable: asyncio.Future[None] | None = None  # set while the transport's buffer is over its limit
+        self.transport: asyncio.Transport | None = None
+
+    # -- for the two ends ----------------------------------------------------------------------------------------
+
+    def packet_received(self, packet: Packet) -> None:
+        raise NotImplementedError
+
+    def protocol_failed(self, error: ProtocolError) -> None:
+        raise NotImplementedError
+
+    @property
+    def is_open(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing()
+
+    def send_packet(
+        self, kind: int, flags: int, correlation: int, message: Struct, payload: Sequence[Buffer] = ()
+    ) -> None:
+        assert self.transport is not None
+        prefix = encode_prefix(kind, flags, correlation, encode(message), sum(map(len, payload)))
+        if payload:
+            self.transport.writelines([prefix, *payload])
+        else:
+            self.transport.write(prefix)
+
+    async def until_writable(self) -> None:
+        """Waits while the peer takes in less than we send."""
+        while self._writable is not None:
+            await asyncio.shield(self._writable)
+
+    # -- asyncio's side ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+        transport.set_write_buffer_limits(high=self._write_buffer_bytes_max)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            packets = self._reader.received(nbytes)
+        except ProtocolError as error:
+            self.protocol_failed(error)
+            return
+        for packet in packets:
+            if not self.is_open:
+                return
+            self.packet_received(packet)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._writable = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None:
+            self._writable.set_result(None)
+            self._writable = None

@@ -1,0 +1,238 @@
+"""A listening port: limits, handshake, requests in and replies out of order.
+
+Rule: one connection's trouble is its own. Garbage, silence, a flood or a slow reader closes or slows that connection,
+with a reason in the log, and changes nothing for the others. The behaviour at each limit stands in `NetSettings`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from quiver.config import NetSettings
+from quiver.errors import (
+    OverloadedError,
+    ProtocolError,
+    QuiverError,
+    UnsupportedVersionError,
+)
+from quiver.net.protocol import Buffer, PacketProtocol
+from quiver.wire.messages import (
+    HELLO_BYTES_MAX,
+    HELLO_KIND,
+    HELLO_MAGIC,
+    PROTOCOL_VERSION,
+    ErrorReply,
+    Hello,
+    HelloReply,
+    decode_request,
+)
+from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet
+
+logger = logging.getLogger("quiver.net")
+
+Reply = tuple[Struct, Sequence[Buffer]]
+Handler = Callable[[Struct, memoryview, "Flow"], Awaitable[Reply]]
+
+_SWEEP_S = 1.0
+
+
+class Flow(Protocol):
+    """What a handler may ask of the connection it answers on, before it makes a large reply."""
+
+    async def until_writable(self) -> None: ...
+
+
+_REASONS_LOGGED_PER_SWEEP = 10
+
+
+class ServerConnection(PacketProtocol):
+    def __init__(self, server: Server) -> None:
+        # A stranger may send no more than a hello; the full limit comes with the handshake.
+        super().__init__(HELLO_BYTES_MAX, server.settings.write_buffer_bytes_max)
+        self._server = server
+        self._ready = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.heard_at_s = time.monotonic()
+        self.slow_since_s: float | None = None
+        self.peer = "?"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.peer = str(transport.get_extra_info("peername"))
+        if not self._server.admit(self):
+            limit = self._server.settings.connections_max
+            self._send_error(HELLO_KIND, 0, OverloadedError(f"the server has its maximum of {limit} connections"))
+            self.close("too many connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.resume_writing()
+        for task in self._tasks:
+            task.cancel()
+        self._server.forget(self)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def packet_received(self, packet: Packet) -> None:
+        self.heard_at_s = time.monotonic()
+        if not self._ready:
+            self._handshake(packet)
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(packet))
+        self._tasks.add(task)
+        task.add_done_callback(self._served)
+        if len(self._tasks) >= self._server.settings.frames_in_flight_max and self.transport is not None:
+            self.transport.pause_reading()
+
+    def _handshake(self, packet: Packet) -> None:
+        try:
+            hello = decode_request(packet.kind, packet.header)
+            if packet.kind != HELLO_KIND or not isinstance(hello, Hello) or hello.magic != HELLO_MAGIC:
+                raise ProtocolError("the first packet is not a hello")
+            if not hello.version_min <= PROTOCOL_VERSION <= hello.version_max:
+                error = UnsupportedVersionError(
+                    f"this server speaks version {PROTOCOL_VERSION}, "
+                    f"the client versions {hello.version_min} to {hello.version_max}"
+                )
+                self._send_error(HELLO_KIND, packet.correlation, error)
+                self.close("no version in common")
+                return
+        except QuiverError as error:
+            self.close(f"bad handshake: {error}")
+            return
+        self._ready = True
+        self._reader.packet_bytes_max = self._server.settings.frame_bytes_max
+        self.send_packet(HELLO_KIND, FLAG_REPLY, packet.correlation, self._server.hello_reply)
+
+    async def _serve(self, packet: Packet) -> None:
+        try:
+            request = decode_request(packet.kind, packet.header)
+            reply, payload = await self._server.handler(request, packet.payload, self)
+            if self.is_open:
+                self.send_packet(packet.kind, FLAG_REPLY, packet.correlation, reply, payload)
+        except ProtocolError as error:
+            self.protocol_failed(error)
+        except QuiverError as error:
+            self._send_error(packet.kind, packet.correlation, error)
+        except Exception:
+            logger.exception("request_failed peer=%s kind=%d", self.peer, packet.kind)
+            self._send_error(packet.kind, packet.correlation, QuiverError("internal error; the server's log says more"))
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self.heard_at_s = time.monotonic()
+        if self.is_open and self.transport is not None and self._writable is None:
+            self.transport.resume_reading()
+
+    def _send_error(self, kind: int, correlation: int, error: QuiverError) -> None:
+        if self.is_open:
+            reply = ErrorReply(error.code, error.message, error.facts)
+            self.send_packet(kind, FLAG_REPLY | FLAG_ERROR, correlation, reply)
+
+    # -- limits --------------------------------------------------------------------------------------------------
+
+    def protocol_failed(self, error: ProtocolError) -> None:
+        self.close(f"not our protocol: {error}")
+
+    def close(self, reason: str, *, abort: bool = False) -> None:
+        if self.is_open and self.transport is not None:
+            self._server.log_reason(self.peer, reason)
+            if abort:
+                self.transport.abort()
+            else:
+                self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.slow_since_s = time.monotonic()
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.slow_since_s = None
+        if self.is_open and self.transport is not None:
+            self.transport.resume_reading()
+
+    def check_limits(self, now_s: float, settings: NetSettings) -> None:
+        if self.slow_since_s is not None:
+            if now_s - self.slow_since_s > settings.slow_reader_timeout_s:
+                self.close(f"does not read its replies for {settings.slow_reader_timeout_s} s", abort=True)
+        elif not self._ready:
+            if now_s - self.heard_at_s > settings.handshake_timeout_s:
+                self.close(f"no hello within {settings.handshake_timeout_s} s", abort=True)
+        elif not self._tasks and now_s - self.heard_at_s > settings.idle_timeout_s:
+            self.close(f"idle for {settings.idle_timeout_s} s")
+
+    async def drain(self) -> None:
+        """Lets the requests under way finish; new ones are refused by the handler."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+class Server:
+    """Serves packets on one address. `handler` may be slow; it runs in a task of its own for each request."""
+
+    def __init__(self, settings: NetSettings, hello_reply: HelloReply, handler: Handler) -> None:
+        self.settings = settings
+        self.hello_reply = hello_reply
+        self.handler = handler
+        self._connections: set[ServerConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._reasons_left = _REASONS_LOGGED_PER_SWEEP
+        self._reasons_hidden = 0
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens and returns the real port."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: ServerConnection(self), host, port, backlog=1024)
+        self._sweeper = loop.create_task(self._sweep())
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self, drain_s: float) -> None:
+        """Stops listening, gives requests under way `drain_s`, closes the rest."""
+        assert self._server is not None and self._sweeper is not None
+        self._server.close()
+        self._sweeper.cancel()
+        waiting = [asyncio.ensure_future(connection.drain()) for connection in self._connections]
+        if waiting:
+            await asyncio.wait(waiting, timeout=drain_s)
+        for task in waiting:
+            task.cancel()
+        for connection in list(self._connections):
+            connection.close("the server is stopping")
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._sweeper
+
+    def admit(self, connection: ServerConnection) -> bool:
+        if len(self._connections) >= self.settings.connections_max:
+            return False
+        self._connections.add(connection)
+        return True
+
+    def forget(self, connection: ServerConnection) -> None:
+        self._connections.discard(connection)
+
+    def log_reason(self, peer: str, reason: str) -> None:
+        if self._reasons_left > 0:
+            self._reasons_left -= 1
+            logger.info("connection_closed peer=%s reason=%r", peer, reason)
+        else:
+            self._reasons_hidden += 1
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now_s = time.monotonic()
+            for connection in list(self._connections):
+                connection.check_limits(now_s, self.settings)
+            if self._reasons_hidden:
+                logger.info("connections_closed more=%d", self._reasons_hidden)
+            self._reasons_left, self._reasons_hidden = _REASONS_LOGGED_PER_SWEEP, 0

@@ -1,0 +1,97 @@
+"""Values that every room shares: records, their metadata, names and their rules.
+
+Rule: no behaviour beyond checking and naming; nothing here imports another room.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import Final
+
+import msgspec
+
+from quiver.errors import InvalidTopicError
+
+TOPIC_NAME_BYTES_MAX: Final = 249
+PARTITIONS_MAX: Final = 10_000
+
+_TOPIC_NAME = re.compile(rf"[a-zA-Z0-9._-]{{1,{TOPIC_NAME_BYTES_MAX}}}")
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One message as a consumer sees it. `timestamp` is microseconds since 1970 UTC."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+
+    @property
+    def datetime(self) -> datetime.datetime:
+        return datetime.datetime.fromtimestamp(self.timestamp / 1e6, datetime.UTC)
+
+
+class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
+    """Where one record was stored."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class BatchMetadata(msgspec.Struct, frozen=True, gc=False):
+    """Where a run of records was stored: offsets `offset` up to `offset + count`, end exclusive."""
+
+    topic: str
+    partition: int
+    offset: int
+    count: int
+
+
+class PartitionInfo(msgspec.Struct, frozen=True):
+    """`leader` and `replicas` are broker ids."""
+
+    id: int
+    leader: int
+    replicas: tuple[int, ...]
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    name: str
+    partitions: tuple[PartitionInfo, ...]
+
+
+class NodeInfo(msgspec.Struct, frozen=True):
+    id: int
+    address: str
+
+
+class PartitionStatus(msgspec.Struct, frozen=True):
+    """What a broker tells of one replica it holds. `state` is 'online', 'full', 'failed' or 'corrupt'."""
+
+    topic: str
+    partition: int
+    state: str
+    start_offset: int
+    next_offset: int
+    size_bytes: int
+    segments: int
+    detail: str = ""
+
+
+def check_topic_name(name: object) -> str:
+    if not isinstance(name, str):
+        raise InvalidTopicError(f"a topic name is a string, not {type(name).__name__}")
+    if not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
+        shown = name if len(name) <= 60 else name[:57] + "..."
+        raise InvalidTopicError(
+            f"topic name {shown!r} is not allowed: use 1 to {TOPIC_NAME_BYTES_MAX} of a-z A-Z 0-9 . _ - "
+            "and not '.' or '..'"
+        )
+    return name

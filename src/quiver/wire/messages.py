@@ -1,0 +1,205 @@
+"""What can be asked and answered: one msgspec struct for each request and each reply.
+
+Rule: fields are only ever added at the end, with a default, so that old and new nodes understand each other. Limits of
+type and range stand here once and are checked by the decoder; what needs knowledge of the cluster is checked by the
+handler.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from quiver.errors import InvalidRequestError, ProtocolError
+from quiver.types import PARTITIONS_MAX, NodeInfo, PartitionStatus, TopicInfo
+
+PROTOCOL_VERSION: Final = 1
+HELLO_MAGIC: Final = "quiver"
+HELLO_BYTES_MAX: Final = 4096
+CONSUMER_NAME_MAX: Final = 255
+
+OFFSET_EARLIEST: Final = -2
+OFFSET_LATEST: Final = -1
+
+UInt64 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+UInt32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Timestamp = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Name = Annotated[str, Meta(max_length=1000)]
+ConsumerName = Annotated[str, Meta(min_length=1, max_length=CONSUMER_NAME_MAX)]
+
+
+class Hello(Struct, array_like=True, frozen=True):
+    magic: Annotated[str, Meta(max_length=16)]
+    version_min: UInt32
+    version_max: UInt32
+    client: Annotated[str, Meta(max_length=255)] = ""
+
+
+class HelloReply(Struct, array_like=True, frozen=True):
+    """The version both sides will speak, and the limits a client must keep."""
+
+    version: int
+    node_id: int
+    cluster_id: str
+    message_bytes_max: int
+    batch_bytes_max: int
+    frames_in_flight_max: int
+
+
+class GetMetadata(Struct, array_like=True, frozen=True):
+    """`topics` None asks for all."""
+
+    topics: list[Name] | None = None
+
+
+class MetadataReply(Struct, array_like=True, frozen=True):
+    """A topic that was asked for and is not in `topics` does not exist."""
+
+    cluster_id: str
+    nodes: list[NodeInfo]
+    topics: list[TopicInfo]
+
+
+class CreateTopic(Struct, array_like=True, frozen=True):
+    name: Name
+    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 1
+
+
+class DeleteTopic(Struct, array_like=True, frozen=True):
+    name: Name
+
+
+class Produce(Struct, array_like=True, frozen=True):
+    """One Arrow batch for one partition; the batch is the payload.
+
+    `sequence` counts the records this producer sent to this partition in this epoch before this batch. Producer id 0
+    asks for no deduplication.
+    """
+
+    topic: Name
+    partition: UInt32
+    record_count: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    timestamp_min: Timestamp
+    timestamp_max: Timestamp
+    payload_crc: UInt32
+    schema_id: UInt32
+    producer_id: UInt64 = 0
+    producer_epoch: UInt32 = 0
+    sequence: UInt64 = 0
+
+
+class ProduceReply(Struct, array_like=True, frozen=True):
+    base_offset: int
+    duplicate: bool = False
+
+
+class Fetch(Struct, array_like=True, frozen=True):
+    """Waits up to `wait_ms` until `bytes_min` bytes of frames from `offset` on are committed."""
+
+    topic: Name
+    partition: UInt32
+    offset: UInt64
+    bytes_max: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    bytes_min: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 1
+    wait_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 0
+
+
+class FetchReply(Struct, array_like=True, frozen=True):
+    """The payload is whole frames; the first may begin below the offset that was asked for."""
+
+    start_offset: int
+    high_watermark: int
+
+
+class ListOffset(Struct, array_like=True, frozen=True):
+    """`timestamp` in microseconds, or OFFSET_EARLIEST or OFFSET_LATEST."""
+
+    topic: Name
+    partition: UInt32
+    timestamp: Timestamp
+
+
+class ListOffsetReply(Struct, array_like=True, frozen=True):
+    """For a timestamp: the first offset of the batch that holds the first record at or after it, else the end."""
+
+    offset: int
+
+
+class Position(Struct, array_like=True, frozen=True):
+    """`offset` is the next one the consumer wants. Only `rewind` lets it move back."""
+
+    consumer: ConsumerName
+    offset: UInt64
+    rewind: bool = False
+
+
+class CommitPosition(Struct, array_like=True, frozen=True):
+    topic: Name
+    partition: UInt32
+    position: Position
+
+
+class GetPosition(Struct, array_like=True, frozen=True):
+    topic: Name
+    partition: UInt32
+    consumer: ConsumerName
+
+
+class PositionReply(Struct, array_like=True, frozen=True):
+    """`offset` None: this consumer has committed nothing here."""
+
+    offset: int | None
+
+
+class GetStatus(Struct, array_like=True, frozen=True):
+    topic: Name | None = None
+
+
+class StatusReply(Struct, array_like=True, frozen=True):
+    partitions: list[PartitionStatus]
+
+
+class Done(Struct, array_like=True, frozen=True):
+    pass
+
+
+class ErrorReply(Struct, array_like=True, frozen=True):
+    code: str
+    message: str
+    facts: dict[str, Any]
+
+
+HELLO_KIND: Final = 1
+REQUESTS: Final[dict[int, type[Struct]]] = {
+    HELLO_KIND: Hello,
+    2: GetMetadata,
+    3: CreateTopic,
+    4: DeleteTopic,
+    10: Produce,
+    11: Fetch,
+    12: ListOffset,
+    13: CommitPosition,
+    14: GetPosition,
+    15: GetStatus,
+}
+KIND_OF: Final[dict[type[Struct], int]] = {request: kind for kind, request in REQUESTS.items()}
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders = {kind: msgspec.msgpack.Decoder(request) for kind, request in REQUESTS.items()}
+encode = _encoder.encode
+
+
+def decode_request(kind: int, header: memoryview) -> Struct:
+    """The typed request. Well-formed but wrong is the sender's mistake; bytes that are no msgpack are not ours."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        raise InvalidRequestError(f"unknown request kind {kind}")
+    try:
+        request: Struct = decoder.decode(header)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"{REQUESTS[kind].__name__}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"a request header that is not msgpack: {error}") from error
+    return request

@@ -1,0 +1,97 @@
+"""Packets: the framing of requests and replies on a connection.
+
+    0  length of what follows the prefix    4  header length    8  correlation id    16  kind    17  flags    18  zeros
+    24 header (msgpack, see messages.py), then payload: raw bytes that no hop encodes again
+
+Rule: pure. `PacketReader` hands out a buffer to receive into and returns whole packets; it never sees a socket. A
+length over the limit is refused when the prefix is read, before the body is taken in.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from quiver.errors import ProtocolError
+
+PREFIX_BYTES: Final = 24
+FLAG_REPLY: Final = 1
+FLAG_ERROR: Final = 2
+
+_PREFIX = struct.Struct("<IIQBBH4x")
+_BUFFER_BYTES: Final = 64 * 1024
+
+
+class Packet(NamedTuple):
+    kind: int
+    flags: int
+    correlation: int
+    header: memoryview
+    payload: memoryview
+
+
+def encode_prefix(kind: int, flags: int, correlation: int, header: bytes, payload_bytes: int) -> bytes:
+    """Prefix and header in one; the payload is written after it, as it is."""
+    length = len(header) + payload_bytes
+    return _PREFIX.pack(length, len(header), correlation, kind, flags, 0) + header
+
+
+class PacketReader:
+    """Small packets are cut out of one reused buffer; a large one is received straight into its own memory."""
+
+    __slots__ = ("_buffer", "_end", "_large", "_large_end", "packet_bytes_max")
+
+    def __init__(self, packet_bytes_max: int) -> None:
+        self.packet_bytes_max = packet_bytes_max
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._end = 0
+        self._large: bytearray | None = None
+        self._large_end = 0
+
+    def get_buffer(self) -> memoryview:
+        """Where the next received bytes go. Never empty."""
+        if self._large is not None:
+            return memoryview(self._large)[self._large_end :]
+        return memoryview(self._buffer)[self._end :]
+
+    def received(self, count: int) -> list[Packet]:
+        """Tells that `count` bytes came into the buffer; returns the packets that are now whole."""
+        if self._large is not None:
+            self._large_end += count
+            if self._large_end < len(self._large):
+                return []
+            packet = _decode(memoryview(self._large))
+            self._large = None
+            return [packet]
+        self._end += count
+        packets: list[Packet] = []
+        start = 0
+        while self._end - start >= PREFIX_BYTES:
+            total = self._total_bytes(start)
+            if self._end - start < total:
+                if total > len(self._buffer):
+                    self._large = bytearray(total)
+                    self._large_end = self._end - start
+                    self._large[: self._large_end] = self._buffer[start : self._end]
+                    start = self._end
+                break
+            packets.append(_decode(memoryview(bytes(memoryview(self._buffer)[start : start + total]))))
+            start += total
+        rest = self._buffer[start : self._end]
+        self._buffer[: len(rest)] = rest
+        self._end = len(rest)
+        return packets
+
+    def _total_bytes(self, start: int) -> int:
+        length, header_length, _, _, _, zeros = _PREFIX.unpack_from(self._buffer, start)
+        if length > self.packet_bytes_max:
+            raise ProtocolError(f"a packet of {length} bytes is over the limit of {self.packet_bytes_max}")
+        if header_length > length or zeros:
+            raise ProtocolError("these bytes are not a packet")
+        return PREFIX_BYTES + int(length)
+
+
+def _decode(raw: memoryview) -> Packet:
+    _, header_length, correlation, kind, flags, _ = _PREFIX.unpack_from(raw)
+    body = PREFIX_BYTES + header_length
+    return Packet(kind, flags, correlation, raw[PREFIX_BYTES:body], raw[body:])

@@ -1,0 +1,190 @@
+"""The Arrow record codec: Python values or Arrow tables to one payload, and payloads to Arrow or to Records.
+
+Rule: columns, not rows. Nothing here loops over records in Python except where the caller asked for Record objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from quiver.errors import CorruptLogError, InvalidRequestError
+from quiver.types import Headers, Record
+from quiver.wire.frame import FrameHeader
+
+SCHEMA: Final = pa.schema(
+    [
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.map_(pa.string(), pa.binary())),
+    ]
+)
+COMPRESSIONS: Final = (None, "lz4", "zstd")
+_STREAM_HEAD_BYTES: Final = SCHEMA.serialize().size
+_STREAM_END_BYTES: Final = 8
+
+TABLE_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.dictionary(pa.int32(), pa.string())),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        *SCHEMA,
+    ]
+)
+
+
+def batch_from_lists(
+    timestamps: Sequence[int], keys: Sequence[bytes | None] | None, values: Any, headers: Sequence[Any] | None
+) -> pa.RecordBatch:
+    """One batch; `keys` and `headers` None stand for none at all, one timestamp stands for all."""
+    value_column = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
+    count = len(value_column)
+    if len(timestamps) == 1:
+        timestamp_column = pa.repeat(pa.scalar(timestamps[0], SCHEMA.field("timestamp").type), count)
+    else:
+        timestamp_column = pa.array(timestamps, pa.int64()).view(SCHEMA.field("timestamp").type)
+    key_column = pa.nulls(count, pa.binary()) if keys is None else pa.array(keys, pa.binary())
+    header_column = no_headers(count) if headers is None else pa.array(headers, SCHEMA.field("headers").type)
+    return pa.RecordBatch.from_arrays([timestamp_column, key_column, value_column, header_column], schema=SCHEMA)
+
+
+def no_headers(count: int) -> pa.Array:
+    """A headers column of nulls. pa.nulls would give every null an entry of its own: eight bytes a record."""
+    offsets = pa.repeat(pa.scalar(0, pa.int32()), count + 1)
+    mask = pa.repeat(pa.scalar(True), count)
+    return pa.MapArray.from_arrays(offsets, pa.array([], pa.string()), pa.array([], pa.binary()), mask=mask)
+
+
+def batches_from_table(table: pa.Table | pa.RecordBatch, now_us: int) -> list[pa.RecordBatch]:
+    """Any table with a `value` column, as batches of our schema. `key`, `timestamp` and `headers` are optional."""
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    names = set(table.column_names)
+    if "value" not in names:
+        raise InvalidRequestError(f"the table needs a column 'value'; it has {sorted(names)}")
+    if unknown := names - set(SCHEMA.names):
+        raise InvalidRequestError(f"unknown columns {sorted(unknown)}; known are {SCHEMA.names}")
+    columns = []
+    for field in SCHEMA:
+        if field.name in names:
+            try:
+                column = table.column(field.name).cast(field.type)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise InvalidRequestError(f"column {field.name!r} does not convert to {field.type}: {error}") from error
+            if field.name == "timestamp":
+                column = column.fill_null(pa.scalar(now_us, field.type))
+        elif field.name == "timestamp":
+            column = pa.repeat(pa.scalar(now_us, field.type), table.num_rows)
+        elif field.name == "headers":
+            column = no_headers(table.num_rows)
+        else:
+            column = pa.nulls(table.num_rows, field.type)
+        columns.append(column)
+    return [batch for batch in pa.Table.from_arrays(columns, schema=SCHEMA).to_batches() if batch.num_rows]
+
+
+def largest_record_bytes(batch: pa.RecordBatch) -> int:
+    """Bytes of the largest value with its key, or more: an upper bound that is cheap to compute."""
+    total = 0
+    for name in ("key", "value"):
+        column = batch.column(name)
+        if column.null_count < len(column):
+            total += pc.max(pc.binary_length(column)).as_py()
+    return total
+
+
+def split_batch(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """Slices of at most `bytes_max` bytes where records allow it; no data is copied."""
+    size = batch.nbytes
+    if size <= bytes_max or batch.num_rows == 1:
+        yield batch
+        return
+    parts = min(batch.num_rows, -(-size // bytes_max))
+    step = -(-batch.num_rows // parts)
+    for start in range(0, batch.num_rows, step):
+        yield from split_batch(batch.slice(start, step), bytes_max)
+
+
+def encode_batch(batch: pa.RecordBatch, compression: str | None = None) -> memoryview:
+    """The batch as one IPC message, without schema: every payload has the same."""
+    if compression is None:
+        return memoryview(batch.serialize()).cast("B")
+    # Only the stream writer compresses; its stream is schema, batch, end mark.
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue()).cast("B")[_STREAM_HEAD_BYTES:-_STREAM_END_BYTES]
+
+
+def timestamp_range(batch: pa.RecordBatch) -> tuple[int, int]:
+    found = pc.min_max(batch.column("timestamp").view(pa.int64())).as_py()
+    return found["min"], found["max"]
+
+
+def decode_batch(payload: memoryview) -> pa.RecordBatch:
+    """The batch, sharing the payload's memory, checked so that no access to it can leave that memory."""
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(payload), SCHEMA)
+        batch.validate(full=True)
+    except (pa.ArrowInvalid, pa.ArrowException, OSError) as error:
+        raise CorruptLogError(f"a stored batch cannot be read: {error}") from error
+    return batch
+
+
+def to_table(topic: str, partition: int, header: FrameHeader, batch: pa.RecordBatch, skip: int) -> pa.RecordBatch:
+    """The batch with its place in the log as columns, without its first `skip` records."""
+    count = batch.num_rows - skip
+    columns = [column.slice(skip) if skip else column for column in batch.columns]
+    topic_column = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), count), pa.array([topic]))
+    partition_column = pa.repeat(pa.scalar(partition, pa.int32()), count)
+    offset_column = pa.arange(header.base_offset + skip, header.base_offset + batch.num_rows)
+    return pa.RecordBatch.from_arrays([topic_column, partition_column, offset_column, *columns], schema=TABLE_SCHEMA)
+
+
+def to_records(topic: str, partition: int, base_offset: int, batch: pa.RecordBatch) -> list[Record]:
+    count = batch.num_rows
+    timestamp, key, value, headers = batch.columns
+    keys = repeat(None, count) if key.null_count == count else key.to_pylist()
+    if headers.null_count == count:
+        header_values: Any = repeat(())
+    else:
+        header_values = (tuple(pairs) if pairs else () for pairs in headers.to_pylist())
+    return list(
+        map(
+            Record,
+            repeat(topic),
+            repeat(partition),
+            range(base_offset, base_offset + count),
+            timestamp.view(pa.int64()).to_pylist(),
+            keys,
+            value.to_pylist(),
+            header_values,
+        )
+    )
+
+
+def check_headers(headers: object) -> Headers:
+    """Headers as the codec takes them: pairs of str and bytes, given as a mapping or a sequence of pairs."""
+    pairs: Any = headers.items() if isinstance(headers, Mapping) else headers
+    try:
+        checked = tuple((name, bytes_of(value, "a header value")) for name, value in pairs)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError("headers are a mapping or a sequence of (str, bytes) pairs") from error
+    for name, _ in checked:
+        if not isinstance(name, str):
+            raise InvalidRequestError(f"a header name is a str, not {type(name).__name__}")
+    return checked
+
+
+def bytes_of(value: object, what: str) -> bytes:
+    if type(value) is bytes:
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    hint = "; encode it first: value.encode()" if isinstance(value, str) else ""
+    raise InvalidRequestError(f"{what} is bytes, not {type(value).__name__}{hint}")
