@@ -1,0 +1,193 @@
+"""Starts the supervisor for `quiver up`: in this process, or as one of its own that stays (`--detach`).
+
+Rule: imports stay light, see node.py; `python -m quiver.cli.launch` is the detached process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quiver.cli.cluster_file import Cluster, find_running, supervisor_lock
+from quiver.cli.ready import EXIT_USER_MISTAKE, ClusterReady, ReadyPipe, StartFailed, last_words, parse_report
+from quiver.cli.settings import CONFIG_DEFAULT, load_settings
+from quiver.cli.supervisor import Ended, NodeSpec, Supervisor
+from quiver.errors import InvalidRequestError, QuiverError, RequestError, UnavailableError
+
+# Those who only look (status, down) hold the lock for microseconds; so long a start waits before it believes them.
+SUPERVISOR_LOCK_WAIT_S = 0.3
+PATIENCE_S = 2.0  # then a waiting command says what it waits for
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run, with every setting decided and every path absolute."""
+
+    data_dir: Path
+    host: str
+    port: int
+    http_port: int
+    metadata_url: str
+    insecure: bool
+    restart: bool
+    config: str | None
+
+    def arguments(self) -> tuple[str, ...]:
+        """The flags that a node and the detached supervisor share."""
+        found = ["--data-dir", str(self.data_dir), "--host", self.host]
+        if self.metadata_url:
+            found += ["--metadata-url", self.metadata_url]
+        if self.insecure:
+            found.append("--insecure")
+        if self.config is not None:
+            found += ["--config", self.config]
+        return tuple(found)
+
+
+def make_plan(flags: dict[str, Any], *, restart: bool, config: str | None) -> Plan:
+    settings = load_settings(flags, config)
+    used = Path(config or CONFIG_DEFAULT)
+    return Plan(
+        data_dir=Path(settings.data_dir).absolute(),
+        host=settings.host,
+        port=settings.port,
+        http_port=settings.http_port or 0,
+        metadata_url=settings.metadata_url,
+        insecure=settings.insecure,
+        restart=restart,
+        config=str(used.absolute()) if used.exists() else None,
+    )
+
+
+def run_cluster(plan: Plan, say: Callable[[str], None], on_ready: Callable[[Cluster], None]) -> Ended:
+    """Owns the data directory and supervises until the cluster ends."""
+    prepare_data_dir(plan.data_dir)
+    lock = supervisor_lock(plan.data_dir)
+    if not lock.acquire(SUPERVISOR_LOCK_WAIT_S):
+        raise already_running(plan.data_dir)
+    with lock:
+        # -P: a file of the user's directory must not stand in for a module of ours.
+        command = (sys.executable, "-P", "-m", "quiver.cli.node", *plan.arguments(), "--node-id", "1")
+        specs = [NodeSpec("broker-1", 1, command, plan.port, plan.http_port)]
+        return asyncio.run(Supervisor(plan.data_dir, specs, restart=plan.restart, say=say, on_ready=on_ready).run())
+
+
+def start_detached(plan: Plan, say: Callable[[str], None]) -> ClusterReady:
+    """Returns when the cluster takes messages; raises what kept it from that."""
+    prepare_data_dir(plan.data_dir)
+    if find_running(plan.data_dir) is not None:
+        raise already_running(plan.data_dir)
+    log_path = plan.data_dir / "logs" / "supervisor.log"
+    command = [sys.executable, "-P", "-m", "quiver.cli.launch", *plan.arguments(), "--port", str(plan.port)]
+    command += ["--http-port", str(plan.http_port)]
+    if not plan.restart:
+        command.append("--no-restart")
+    read_fd, write_fd = os.pipe()
+    with os.fdopen(read_fd, "rb", buffering=0) as reader:
+        with log_path.open("ab") as log:
+            log_start = log.tell()
+            child = subprocess.Popen(
+                [*command, "--ready-fd", str(write_fd)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(write_fd,),
+                start_new_session=True,
+            )
+        os.close(write_fd)
+        try:
+            if not select.select([reader], [], [], PATIENCE_S)[0]:
+                say(f"the cluster is still starting (pid {child.pid}); its logs are in {log_path.parent}")
+            said = parse_report(reader.readline(), ClusterReady)
+        except KeyboardInterrupt:
+            child.terminate()
+            child.wait()
+            raise
+    if isinstance(said, ClusterReady):
+        return said
+    child.wait()
+    raise _failure(said, log_path, log_start)
+
+
+def prepare_data_dir(data_dir: Path) -> None:
+    try:
+        (data_dir / "logs").mkdir(parents=True, exist_ok=True)
+        if not os.access(data_dir, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise InvalidRequestError(f"cannot write to the data directory {data_dir}: {error.strerror}") from error
+
+
+def already_running(data_dir: Path) -> InvalidRequestError:
+    running = find_running(data_dir)
+    cluster = running.cluster if running else None
+    pid = f" (pid {running.pid})" if running and running.pid else ""
+    where = f" and serves {', '.join(cluster.servers)}" if cluster else ""
+    return InvalidRequestError(
+        f"a cluster runs already on {data_dir}{where}{pid}; 'quiver down --data-dir {data_dir}' stops it"
+    )
+
+
+def say_on_stderr(line: str) -> None:
+    """One dated line. Whoever read our output may be gone; the cluster goes on."""
+    with contextlib.suppress(OSError):
+        print(time.strftime("%Y-%m-%d %H:%M:%S"), line, file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    parent = ReadyPipe(arguments.ready_fd)
+
+    def announce(cluster: Cluster) -> None:
+        say_on_stderr(f"cluster_ready servers={','.join(cluster.servers)} pid={os.getpid()}")
+        parent.report(ClusterReady(cluster.servers, cluster.http, os.getpid()))
+
+    flags = {
+        name: getattr(arguments, name) for name in ("data_dir", "host", "port", "http_port", "metadata_url", "insecure")
+    }
+    try:
+        plan = make_plan(flags, restart=not arguments.no_restart, config=arguments.config)
+        ended = run_cluster(plan, say_on_stderr, announce)
+    except QuiverError as error:
+        ended = Ended(EXIT_USER_MISTAKE if isinstance(error, RequestError) else 1, error.message)
+    if ended.error:
+        say_on_stderr(f"error: {ended.error}")
+        parent.report(StartFailed(ended.error, ended.code))
+    else:
+        say_on_stderr("cluster_stopped")
+    return ended.code
+
+
+def _failure(said: StartFailed | None, log_path: Path, log_start: int) -> QuiverError:
+    if said is not None:
+        return (InvalidRequestError if said.code == EXIT_USER_MISTAKE else UnavailableError)(said.error)
+    return UnavailableError(f"the cluster could not start: {last_words(log_path, log_start)}. Its log: {log_path}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="quiver.cli.launch", description="Supervises a Quiver cluster.")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--http-port", type=int)
+    parser.add_argument("--metadata-url")
+    parser.add_argument("--insecure", action="store_true", default=None)
+    parser.add_argument("--no-restart", action="store_true")
+    parser.add_argument("--config")
+    parser.add_argument("--ready-fd", type=int)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

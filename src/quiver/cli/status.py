@@ -1,0 +1,143 @@
+"""`quiver status`: the nodes of a cluster and the partitions they hold."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from quiver.cli.cluster_file import Running, find_running
+from quiver.cli.options import CONNECT_TIMEOUT_S, AsJson, DataDir, Servers, data_dir_of, examples, not_running, say
+from quiver.cli.ready import EXIT_FAILED
+from quiver.cli.render import human_bytes, print_json, table
+from quiver.errors import UnavailableError
+from quiver.types import NodeInfo, PartitionStatus
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog=examples("quiver status", "quiver status --json", "quiver status --servers 10.0.0.5:9400"))(
+        status
+    )
+
+
+def status(servers: Servers = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Show nodes, pids, topics, partitions, sizes, offsets and states. Exit code 1 when the cluster does not answer."""
+    if servers is None and data_dir is None:
+        servers = os.environ.get("QUIVER_SERVERS") or None
+    report = remote_report(*_ask(servers)) if servers else _local_report(data_dir_of(data_dir), as_json)
+    if as_json:
+        print_json(report)
+    else:
+        _draw(report)
+    if "error" in report:
+        say(f"error: {report['error']}")
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _local_report(path: Path, as_json: bool) -> dict[str, Any]:
+    running = find_running(path)
+    if running is None:
+        if as_json:
+            print_json({"running": False, "data_dir": str(path)})
+        raise not_running(path)
+    if running.cluster is None:
+        return local_report(path, running, None, f"the cluster on {path} is still starting")
+    try:
+        answer = _ask(",".join(running.cluster.servers))
+    except UnavailableError as error:
+        return local_report(path, running, None, f"the cluster runs but does not answer: {error.message}")
+    return local_report(path, running, answer)
+
+
+def _ask(servers: str) -> tuple[list[NodeInfo], list[PartitionStatus]]:
+    from quiver import Admin
+
+    with Admin(servers, request_timeout=CONNECT_TIMEOUT_S) as admin:
+        return admin.nodes(), admin.partition_status()
+
+
+def remote_report(nodes: list[NodeInfo], partitions: list[PartitionStatus]) -> dict[str, Any]:
+    """What can be known from outside: no pids."""
+    return {
+        "running": True,
+        "servers": [node.address for node in nodes],
+        "brokers": [{"id": node.id, "address": node.address, "state": "online"} for node in nodes],
+        "topics": topic_rows(partitions),
+    }
+
+
+def local_report(
+    path: Path,
+    running: Running,
+    answer: tuple[list[NodeInfo], list[PartitionStatus]] | None,
+    error: str | None = None,
+) -> dict[str, Any]:
+    """What the supervisor knows joined with what the nodes answered; `answer` None when they did not."""
+    cluster = running.cluster
+    online = {node.id for node in answer[0]} if answer else set()
+    report: dict[str, Any] = {
+        "running": True,
+        "data_dir": str(path),
+        "supervisor": {"pid": running.pid},
+        "servers": list(cluster.servers) if cluster else [],
+        "brokers": [
+            {
+                "id": broker.id,
+                "pid": broker.pid,
+                "address": broker.address,
+                "state": "online" if broker.id in online else "unreachable",
+            }
+            for broker in (cluster.brokers if cluster else ())
+        ],
+        "topics": topic_rows(answer[1]) if answer else [],
+    }
+    if error is not None:
+        report["error"] = error
+    return report
+
+
+def topic_rows(partitions: list[PartitionStatus]) -> list[dict[str, Any]]:
+    """Topics by name, each with its partitions in order. Offsets: `next_offset` is the one the next message gets."""
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for one in sorted(partitions, key=lambda one: (one.topic, one.partition)):
+        topics.setdefault(one.topic, []).append(
+            {
+                "partition": one.partition,
+                "state": one.state,
+                "start_offset": one.start_offset,
+                "next_offset": one.next_offset,
+                "messages": one.next_offset - one.start_offset,
+                "size_bytes": one.size_bytes,
+                "segments": one.segments,
+                "detail": one.detail,
+            }
+        )
+    return [{"name": name, "partitions": rows} for name, rows in topics.items()]
+
+
+def _draw(report: dict[str, Any]) -> None:
+    if "data_dir" in report:
+        print(f"Cluster on {report['data_dir']}, supervisor pid {report['supervisor']['pid']}")
+    brokers = [(str(row["id"]), str(row.get("pid", "-")), row["address"], row["state"]) for row in report["brokers"]]
+    if brokers:
+        table("Brokers", ("id", "pid", "address", "state"), brokers)
+    rows = [
+        (
+            topic["name"],
+            row["partition"],
+            f"{row['state']}: {row['detail']}" if row["detail"] else row["state"],
+            row["start_offset"],
+            row["next_offset"],
+            row["messages"],
+            human_bytes(row["size_bytes"]),
+            row["segments"],
+        )
+        for topic in report["topics"]
+        for row in topic["partitions"]
+    ]
+    if rows:
+        table("Partitions", ("topic", "partition", "state", "first", "next", "messages", "size", "segments"), rows)
+    elif "error" not in report:
+        print("No topics yet: 'quiver topic create NAME' makes one.")

@@ -1,0 +1,236 @@
+"""Keeps the nodes of a cluster on this machine running: starts them, restarts those that die, stops them all.
+
+It owns DATA while it runs: the lock says that it runs, cluster.json says who serves where. Each node is a child process
+that reports on a pipe when it serves, and whose standard input is a pipe from here, so that it ends when we do.
+
+Rule: one task per node decides about that node; only `run` ends the whole cluster. A node that gives up before it
+served once needs a person, and ends the cluster with its own exit code and message; one that dies later is restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from quiver.cli.cluster_file import BrokerEntry, Cluster, ManagerEntry, SupervisorEntry, remove_cluster, write_cluster
+from quiver.cli.ready import EXIT_FAILED, NodeReady, StartFailed, last_words, parse_report
+
+BACKOFF_S_MIN: Final = 0.1
+BACKOFF_S_MAX: Final = 10.0
+BACKOFF_RESET_S: Final = 30.0  # a node that was up so long starts with the shortest delay again
+STOP_TIMEOUT_S: Final = 10.0  # a node that has not stopped by then is killed
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One process to keep running. `command` gets `--port`, `--http-port` and `--ready-fd` added at each start."""
+
+    name: str
+    id: int
+    command: tuple[str, ...]
+    port: int
+    http_port: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ended:
+    """The cluster must end with this exit code; `error` says why, empty when it was asked to."""
+
+    code: int
+    error: str = ""
+
+
+@dataclasses.dataclass(slots=True)
+class Backoff:
+    """How long to wait before the next start: doubling, so that a node that cannot start does not burn the machine."""
+
+    _next_s: float = BACKOFF_S_MIN
+
+    def delay_s(self, up_s: float) -> float:
+        """`up_s` is how long the node served before it died, 0 when it never did."""
+        if up_s >= BACKOFF_RESET_S:
+            self._next_s = BACKOFF_S_MIN
+        delay_s = self._next_s
+        self._next_s = min(delay_s * 2, BACKOFF_S_MAX)
+        return delay_s
+
+
+@dataclasses.dataclass(slots=True)
+class _Node:
+    """What is known of one node; changed only by its own task."""
+
+    spec: NodeSpec
+    log_path: Path
+    port: int  # the asked one until the first ready, then the real one: clients keep their address
+    http_port: int  # likewise
+    process: Process | None = None
+    ready: NodeReady | None = None  # the last ready, kept while the node is being restarted
+    backoff: Backoff = dataclasses.field(default_factory=Backoff)
+
+
+class Supervisor:
+    """`say` gets one line for people for each event; `on_ready` is called once, when all nodes serve."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        specs: Sequence[NodeSpec],
+        *,
+        restart: bool,
+        say: Callable[[str], None],
+        on_ready: Callable[[Cluster], None],
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+    ) -> None:
+        self._data_dir = data_dir
+        self._logs_dir = data_dir / "logs"
+        self._nodes = [_Node(spec, self._logs_dir / f"{spec.name}.log", spec.port, spec.http_port) for spec in specs]
+        self._restart = restart
+        self._say = say
+        self._on_ready = on_ready
+        self._stop_timeout_s = stop_timeout_s
+        self._announced = False
+
+    async def run(self) -> Ended:
+        """Until SIGTERM, SIGINT or SIGHUP, or a node that must not be restarted. The caller holds the lock."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, stop.set)
+        self._logs_dir.mkdir(exist_ok=True)
+        remove_cluster(self._data_dir)  # of a supervisor that was killed: nobody may take it for ours
+        keepers = [asyncio.create_task(self._keep_running(node)) for node in self._nodes]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait([stopping, *keepers], return_when=asyncio.FIRST_COMPLETED)
+            ended = next((keeper.result() for keeper in keepers if keeper.done()), Ended(0))
+        finally:
+            for task in (stopping, *keepers):
+                task.cancel()
+            await asyncio.gather(stopping, *keepers, return_exceptions=True)
+            await asyncio.gather(*(self._stop(node) for node in self._nodes))
+            remove_cluster(self._data_dir)
+        return ended
+
+    async def _keep_running(self, node: _Node) -> Ended:
+        while True:
+            log_start = node.log_path.stat().st_size if node.log_path.exists() else 0
+            up_s = 0.0
+            try:
+                process, said = await self._start(node)
+            except OSError as error:  # no process, descriptor or disk space left
+                cause = f"{node.spec.name} cannot be started: {error.strerror}"
+                if node.ready is None:
+                    return Ended(EXIT_FAILED, cause)
+            else:
+                if isinstance(said, NodeReady):
+                    up_since = time.monotonic()
+                    self._publish(node, said)
+                    await process.wait()
+                    up_s = time.monotonic() - up_since
+                code = await process.wait()
+                if node.ready is None and code > 0:
+                    # It ended by itself and never served: a restart would meet the same port, directory or damage.
+                    return Ended(code, _reason(node, said, log_start))
+                cause = f"{node.spec.name} (pid {process.pid}) {_describe_exit(code)}"
+            if not self._restart:
+                return Ended(EXIT_FAILED, f"{cause}; the cluster ends (--no-restart). Its log: {node.log_path}")
+            delay_s = node.backoff.delay_s(up_s)
+            self._say(f"{cause}; starting it again in {delay_s:.1f} s. Its log: {node.log_path}")
+            await asyncio.sleep(delay_s)
+
+    async def _start(self, node: _Node) -> tuple[Process, NodeReady | StartFailed | None]:
+        """A new process, and what it said when it was ready or gave up; None when it died silently."""
+        read_fd, write_fd = os.pipe()
+        try:
+            with node.log_path.open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *node.spec.command,
+                    *("--port", str(node.port), "--http-port", str(node.http_port), "--ready-fd", str(write_fd)),
+                    stdin=PIPE,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(write_fd,),
+                    start_new_session=True,  # Ctrl-C reaches only the supervisor, which then stops them in order
+                )
+        except BaseException:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        node.process = process
+        return process, parse_report(await _read_line(read_fd), NodeReady)
+
+    def _publish(self, node: _Node, ready: NodeReady) -> None:
+        """Tells the world where the nodes are, as soon as each has served once."""
+        restarted = node.ready is not None
+        node.ready = ready
+        node.port, node.http_port = (int(url.rpartition(":")[2]) for url in (ready.address, ready.http))
+        known = [other.ready for other in self._nodes if other.ready is not None]
+        if len(known) < len(self._nodes):
+            return
+        cluster = Cluster(
+            servers=tuple(entry.address for entry in known),
+            brokers=tuple(BrokerEntry(entry.id, entry.pid, entry.address) for entry in known),
+            supervisor=SupervisorEntry(os.getpid()),
+            managers=tuple(ManagerEntry(entry.id, entry.pid, entry.http, entry.address) for entry in known),
+            http=tuple(entry.http for entry in known),
+        )
+        try:
+            write_cluster(self._data_dir, cluster)
+        except OSError as error:
+            # The nodes serve; a full disk must not take them down. The next restart writes it again.
+            self._say(f"cannot write cluster.json: {error.strerror}")
+        if restarted:
+            self._say(f"{node.spec.name} serves {ready.address} again (pid {ready.pid})")
+        if not self._announced:
+            self._announced = True
+            self._on_ready(cluster)
+
+    async def _stop(self, node: _Node) -> None:
+        process = node.process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), self._stop_timeout_s)
+        except TimeoutError:
+            self._say(f"{node.spec.name} (pid {process.pid}) did not stop in {self._stop_timeout_s:.0f} s; killing it")
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+async def _read_line(fd: int) -> bytes:
+    """The first line of a pipe, or what came before its end."""
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)
+    )
+    try:
+        return await reader.readline()
+    finally:
+        transport.close()
+
+
+def _reason(node: _Node, said: NodeReady | StartFailed | None, log_start: int) -> str:
+    if isinstance(said, StartFailed):
+        return said.error
+    return f"{node.spec.name} could not start: {last_words(node.log_path, log_start)}. Its log: {node.log_path}"
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,86 @@
+"""The commands as typer sees them: help, mistakes that need no cluster, and what they import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from quiver.cli.main import app
+
+COMMANDS: list[tuple[str, ...]] = [
+    (),
+    ("up",),
+    ("down",),
+    ("status",),
+    ("topic",),
+    ("topic", "create"),
+    ("topic", "list"),
+    ("topic", "describe"),
+    ("topic", "delete"),
+    ("produce",),
+    ("consume",),
+]
+WITH_TOPIC = [("topic", "create"), ("topic", "describe"), ("topic", "delete"), ("produce",), ("consume",)]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_has_an_example(command: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*command, "--help"])
+    assert result.exit_code == 0
+    _, examples = result.stdout.split("Examples:")
+    assert " ".join(("quiver", *command)) in examples
+
+
+def test_version_is_shown() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout.startswith("quiver ")
+
+
+@pytest.mark.parametrize("name", ["a b", ".", "..", "a/b", "ä", "", "x" * 250])
+@pytest.mark.parametrize("command", WITH_TOPIC, ids=" ".join)
+def test_bad_topic_names_are_refused_before_anything_is_asked(command: tuple[str, ...], name: str) -> None:
+    result = CliRunner().invoke(app, [*command, name])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: topic name ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["up", "--brokers", "3"], "--brokers 3 is not there yet"),
+        (["up", "--managers", "0"], "--managers 0 is not there yet"),
+        (["up", "--port", "70000"], "less than or equal to 65535"),
+        (["up", "--config", "none.toml"], "the settings file none.toml does not exist"),
+        (["produce", "t", "--key-separator", ""], "--key-separator must not be empty"),
+        (["produce", "t", "--file", "missing"], "cannot read missing: No such file or directory"),
+        (["consume", "t", "--from", "noon"], "is not a place to start"),
+        (["consume", "t", "--from", "2026-01-31", "--group", "g"], "a group has its own position"),
+        (["consume", "t", "--max", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_a_users_mistake_ends_with_code_2(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [("quiver.cli.node", {"typer", "rich", "pyarrow"}), ("quiver.cli.main", {"rich", "pyarrow"})],
+)
+def test_what_must_start_fast_imports_nothing_heavy(module: str, unwanted: set[str]) -> None:
+    code = f"import sys, {module}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    assert unwanted.isdisjoint(run.stdout.decode().split())
