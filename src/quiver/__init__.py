@@ -5,7 +5,6 @@ The synchronous SDK; `quiver.aio` has the same names for asyncio, `quiver.errors
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from quiver import errors
@@ -26,5 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(sync, name)
     if name == "__version__":
+        from importlib import metadata
+
         return metadata.version("quiver")
     raise AttributeError(f"module 'quiver' has no attribute {name!r}")

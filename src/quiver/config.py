@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from quiver.errors import InvalidRequestError
 
 MIB = 1024 * 1024
 PORT_DEFAULT = 9400
+HTTP_PORT_DEFAULT = 8002
 DATA_DIR_DEFAULT = "quiver-data"
 
 # One message a client may send. Checked by the SDK for each record, by the broker for each batch of one record.
@@ -44,6 +46,7 @@ class NetSettings:
 
     frame_bytes_max: int = FRAME_BYTES_MAX
     frames_in_flight_max: int = 1024  # on one connection; when full, the server stops reading from it
+    bytes_in_flight_max: int = 64 * MIB  # of requests on one connection; when full, the server stops reading from it
     connections_max: int = 1024  # when full, a new connection is told so and closed
     handshake_timeout_s: float = 5.0  # a connection that has not said hello by then is closed
     idle_timeout_s: float = 600.0  # no frame and nothing in flight for so long: closed
@@ -65,6 +68,17 @@ class BrokerSettings:
     retention_check_s: float = 30.0
     log: LogSettings = dataclasses.field(default_factory=LogSettings)
     net: NetSettings = dataclasses.field(default_factory=NetSettings)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeSettings(BrokerSettings):
+    """An embedded node: a broker and a manager in one process."""
+
+    http_port: int | None = None  # None: 8002, or a free one when `port` asks for a free one
+    metadata_url: str = ""  # of a SQL database; empty: SQLite in the data directory
+    http_body_bytes_max: int = 8 * MIB  # a longer body is refused before it is read whole
+    http_body_timeout_s: float = 10.0  # a body that has not arrived by then is refused
+    heartbeat_s: float = 1.0  # how often a broker reports to the manager, and observations go to the database
 
 
 def check_listen_address(host: str, insecure: bool) -> None:
@@ -132,10 +146,13 @@ def _parse(where: str, raw: Any, type_name: str, default: Any) -> Any:
                 raise ValueError
             return number
         if "float" in type_name and not isinstance(raw, bool):
-            return float(raw)
+            seconds = float(raw)
+            if math.isnan(seconds):  # compares false with everything: a time-out that never comes
+                raise ValueError
+            return seconds
         if "str" in type_name and isinstance(raw, str):
             return raw
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, OverflowError):
         pass
     raise InvalidRequestError(f"{where}: {raw!r} is not a valid {type_name} (default {default!r})")
 

@@ -9,6 +9,7 @@
     │   ├── TopicExistsError          the topic is there already
     │   ├── MessageTooLargeError      over the message or batch limit
     │   ├── OffsetOutOfRangeError     the offset is not in the log; says the valid range
+    │   ├── ConflictError             the position moved meanwhile; says where it is
     │   ├── NoCommittedPositionError  the group has no position and the start policy forbids guessing
     │   ├── InvalidBatchError         the batch does not match its checksum, count or format
     │   ├── OutOfOrderSequenceError   a gap in a producer's sequence
@@ -98,6 +99,10 @@ class OffsetOutOfRangeError(RequestError):
             earliest=earliest,
             latest=latest,
         )
+
+
+class ConflictError(RequestError):
+    """`facts` has current."""
 
 
 class NoCommittedPositionError(RequestError):

@@ -18,6 +18,8 @@ PARTITIONS_MAX: Final = 10_000
 
 _TOPIC_NAME = re.compile(rf"[a-zA-Z0-9._-]{{1,{TOPIC_NAME_BYTES_MAX}}}")
 
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
 Headers = tuple[tuple[str, bytes], ...]
 
 
@@ -34,7 +36,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def datetime(self) -> datetime.datetime:
-        return datetime.datetime.fromtimestamp(self.timestamp / 1e6, datetime.UTC)
+        return _EPOCH + datetime.timedelta(microseconds=self.timestamp)  # exact; a float of seconds is not
 
 
 class RecordMetadata(msgspec.Struct, frozen=True, gc=False):
@@ -83,6 +85,7 @@ class PartitionStatus(msgspec.Struct, frozen=True):
     size_bytes: int
     segments: int
     detail: str = ""
+    uid: str = ""
 
 
 def check_topic_name(name: object) -> str:

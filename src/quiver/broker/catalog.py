@@ -6,13 +6,16 @@ that no topic names are left-overs of a crash and are removed.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import Final
 
 import msgspec
 
-from quiver.errors import CorruptLogError, TopicExistsError, UnknownTopicError
+from quiver.errors import CorruptLogError, InvalidRequestError, TopicExistsError, UnknownTopicError
 from quiver.log.disk import Disk, write_atomically
+
+logger = logging.getLogger("quiver.broker")
 
 _FILE: Final = "catalog.json"
 
@@ -31,12 +34,17 @@ class Catalog:
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
         self._path = f"{directory}/{_FILE}"
+        self._partitions = f"{directory}/partitions"
+        disk.make_directory(self._partitions)
         if disk.exists(self._path):
             file = disk.open(self._path)
             try:
                 self._content = msgspec.json.decode(file.pread(file.size(), 0), type=_Content)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise CorruptLogError.at(self._path, 0, f"the catalog cannot be read: {error}") from error
+        elif disk.list(self._partitions):
+            # The catalog is written before the first of them. Without it they would all be taken for left-overs.
+            raise CorruptLogError.at(self._path, 0, "the catalog is missing, but there are partitions")
         else:
             self._content = _Content(uuid.uuid4().hex, {})
             self._save(self._content.topics)
@@ -49,21 +57,41 @@ class Catalog:
     def topics(self) -> dict[str, CatalogTopic]:
         return self._content.topics
 
-    def new_topic(self, name: str, partitions: int) -> CatalogTopic:
-        """A topic with fresh directories' names; it does not exist before `add`."""
+    def new_topic(self, name: str, partitions: int, uids: list[str]) -> CatalogTopic:
+        """A topic with the given directories' names, or fresh ones; it does not exist before `add`."""
         if name in self.topics:
             raise TopicExistsError(f"topic {name} already exists")
-        return CatalogTopic(name, [uuid.uuid4().hex for _ in range(partitions)])
+        used = {uid for topic in self.topics.values() for uid in topic.partitions}
+        if len(set(uids)) < len(uids) or not used.isdisjoint(uids):
+            # Two owners would destroy each other's log.
+            raise InvalidRequestError(f"topic {name} cannot use the directories of other partitions")
+        return CatalogTopic(name, uids or [uuid.uuid4().hex for _ in range(partitions)])
 
     def add(self, topic: CatalogTopic) -> None:
+        """Its directories are there already."""
+        self._disk.sync_directory(self._partitions)
         self._save({**self.topics, topic.name: topic})
 
-    def remove(self, name: str) -> CatalogTopic:
-        topic = self.topics.get(name)
-        if topic is None:
+    def remove(self, name: str) -> None:
+        """Its directories are left-overs from now on."""
+        if name not in self.topics:
             raise UnknownTopicError(f"topic {name} does not exist")
         self._save({other: kept for other, kept in self.topics.items() if other != name})
-        return topic
+
+    def directory_of(self, uid: str) -> str:
+        return f"{self._partitions}/{uid}"
+
+    def remove_leftovers(self) -> None:
+        """Blocking. A directory that cannot be removed now is tried again at the next deletion and the next start."""
+        known = {uid for topic in self.topics.values() for uid in topic.partitions}
+        for uid in self._disk.list(self._partitions):
+            if uid not in known:
+                try:
+                    self._disk.remove_tree(self.directory_of(uid))
+                except OSError as error:
+                    logger.warning("leftover_not_removed uid=%s error=%r", uid, str(error))
+                else:
+                    logger.info("leftover_removed uid=%s", uid)
 
     def _save(self, topics: dict[str, CatalogTopic]) -> None:
         content = _Content(self._content.cluster_id, topics)

@@ -11,14 +11,16 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
-from quiver.broker.partition_state import POSITIONS_MAX, PartitionState, Trim
+from quiver.broker.partition_state import OFFSET_UNKNOWN, POSITIONS_MAX, PartitionState, Trim
 from quiver.broker.replica import SoloReplica
 from quiver.clock import Clock
 from quiver.errors import (
+    ConflictError,
     CorruptLogError,
     LogFailedError,
     OffsetOutOfRangeError,
@@ -30,10 +32,12 @@ from quiver.log.disk import Disk
 from quiver.log.partition_log import PartitionLog
 from quiver.log.segment import read_chunk
 from quiver.types import PartitionStatus
-from quiver.wire.frame import Entry, FrameHeader, Kind
+from quiver.wire.frame import FLAG_UNSEQUENCED, Entry, FrameHeader, Kind
 from quiver.wire.messages import Position, ProduceReply
 
 logger = logging.getLogger("quiver.broker")
+
+T = TypeVar("T")
 
 # Requests that may wait for the owner; beyond it a produce is refused as overloaded and may be retried.
 INBOX_MAX = 10_000
@@ -81,6 +85,20 @@ class Partition:
         await self._ask(lambda future: self._admit_position(position, future))
         return self._state.positions[position.consumer]
 
+    async def find_batch(self, producer_id: int, epoch: int, sequence: int) -> int:
+        """The first offset of a stored batch that is no longer remembered, read from the log; -1 when it is gone."""
+        return await self._in_reader(lambda: partial(self._find_batch, producer_id, epoch, sequence))
+
+    def _find_batch(self, producer_id: int, epoch: int, sequence: int) -> int:
+        for _, header, _ in self._log.scan(self._log.first_index):
+            found = (header.producer_id, header.producer_epoch, header.sequence) == (producer_id, epoch, sequence)
+            if found and not header.flags & FLAG_UNSEQUENCED:
+                return header.base_offset
+        return OFFSET_UNKNOWN
+
+    def client_count(self, client: int) -> int:
+        return self._state.client_counts.get(client, 0)
+
     async def apply_retention(self) -> None:
         await self._ask(self._admit_retention)
 
@@ -97,20 +115,34 @@ class Partition:
 
     async def read(self, offset: int, bytes_max: int) -> memoryview:
         """Committed frames from `offset` on; empty at the end of the log."""
-        self.check_offset(offset)
-        if offset == self.high_watermark:
-            return memoryview(b"")
-        loop = asyncio.get_running_loop()
-        while True:
+
+        def prepare() -> Callable[[], memoryview]:
+            self.check_offset(offset)
+            if offset == self.high_watermark:
+                return lambda: memoryview(b"")
             spans = self._log.spans_for_offset(offset)
-            arguments = (self._disk, spans, offset, self._replica.commit_end, bytes_max)
+            return partial(read_chunk, self._disk, spans, offset, self._replica.commit_end, bytes_max)
+
+        return await self._in_reader(prepare)
+
+    async def _in_reader(self, prepare: Callable[[], Callable[[], T]]) -> T:
+        """Prepares here and reads in a thread; again, when a trim took the file meanwhile."""
+        while True:
+            first_index = self._log.first_index
             try:
-                return await loop.run_in_executor(self._readers, read_chunk, *arguments)
-            except FileNotFoundError:
-                self.check_offset(offset)  # trimmed meanwhile: either out of range now, or in another file
+                return await asyncio.get_running_loop().run_in_executor(self._readers, prepare())
             except CorruptLogError as error:
                 self._damage = error
                 raise
+            except OSError as error:
+                if self._stopping:
+                    raise ShuttingDownError(f"{self.topic}-{self.number} is stopping") from error
+                if isinstance(error, FileNotFoundError) and self._log.first_index > first_index:
+                    continue
+                if isinstance(error, FileNotFoundError):
+                    self._damage = CorruptLogError.at(str(error.filename), 0, "the file is missing")
+                    raise self._damage from error
+                raise LogFailedError(f"{self.topic}-{self.number} cannot be read: {error}") from error
 
     def check_offset(self, offset: int) -> None:
         if not self.start_offset <= offset <= self.high_watermark:
@@ -119,9 +151,7 @@ class Partition:
     async def offset_at(self, timestamp: int) -> int:
         """First offset of the batch with the first record at or after that time, or the high watermark."""
         end = self._replica.commit_end
-        header = await asyncio.get_running_loop().run_in_executor(
-            self._readers, self._log.find_timestamp, timestamp, end
-        )
+        header = await self._in_reader(lambda: partial(self._log.find_timestamp, timestamp, end))
         return self.high_watermark if header is None else max(header.base_offset, self.start_offset)
 
     async def until_commit(self, timeout_s: float) -> bool:
@@ -167,8 +197,11 @@ class Partition:
             await self._checkpoint()
 
     async def _ask(self, admit: Callable[[asyncio.Future[Any]], None]) -> Any:
+        if self._log.failure is not None:
+            # A new one each time: a raised error holds its callers' frames, and with them every refused payload.
+            raise LogFailedError(self._log.failure.message)
         if self._stopping:
-            raise self._log.failure or ShuttingDownError("the broker is stopping")
+            raise ShuttingDownError("the broker is stopping")
         if len(self._inbox) >= INBOX_MAX:
             raise OverloadedError(f"{self.topic}-{self.number} has {INBOX_MAX} requests waiting")
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -217,7 +250,8 @@ class Partition:
                 future.set_exception(error)
 
     def _admit_batch(self, entry: Entry, future: asyncio.Future[Any]) -> None:
-        stored = self._state.judge(entry.producer_id, entry.producer_epoch, entry.sequence)
+        sequenced = 0 if entry.flags & FLAG_UNSEQUENCED else entry.producer_id
+        stored = self._state.judge(sequenced, entry.producer_epoch, entry.sequence, entry.record_count)
         if stored is None:
             header = self._propose(entry)
             self._tail[-1][2].append((future, ProduceReply(header.base_offset)))
@@ -239,7 +273,10 @@ class Partition:
         self._tail[-1][2].append((future, None))
 
     def _admit_retention(self, future: asyncio.Future[Any]) -> None:
-        plan = self._log.plan_retention(self._clock.now_us())
+        try:
+            plan = self._log.plan_retention(self._clock.now_us())
+        except OSError as error:
+            raise LogFailedError(f"the age of {self.topic}-{self.number} cannot be read: {error}") from error
         # Never past what is committed, and only when it frees something.
         if plan is None or plan[0] > self._replica.commit_end or plan[1] <= self._state.start_offset:
             future.set_result(None)
@@ -260,8 +297,10 @@ class Partition:
         self._full = False
         while self._tail and self._tail[0][0].index < end:
             header, payload, waiters = self._tail.popleft()
-            self._state.apply(header, payload)
+            refused = self._state.apply(header, payload)
             for future, reply in waiters:
+                if refused and not future.done():
+                    future.set_exception(self._conflict(refused[0]))
                 _settle(future, reply)
             if header.kind == Kind.TRIM:
                 logger.info("trimmed partition=%s-%d start=%d", self.topic, self.number, self._state.start_offset)
@@ -269,6 +308,10 @@ class Partition:
         waiting, self._commit_waiters = self._commit_waiters, set()
         for waiter in waiting:
             _settle(waiter, True)
+
+    def _conflict(self, position: Position) -> ConflictError:
+        current = self._state.positions.get(position.consumer)
+        return ConflictError(f"the position is {current}, not {position.expected}", current=current)
 
     def _fail_tail(self, error: QuiverError) -> None:
         """The disk refused the tail: nothing of it was acknowledged, everyone who waits is told."""

@@ -13,7 +13,7 @@ import msgspec
 
 from quiver.errors import OutOfOrderSequenceError, ProducerFencedError
 from quiver.log.checkpoint import Checkpoint
-from quiver.wire.frame import FrameHeader, Kind
+from quiver.wire.frame import FLAG_CLIENT, FLAG_UNSEQUENCED, FrameHeader, Kind
 from quiver.wire.messages import Position
 
 # Batches remembered for each producer, to answer a retry with its first offset. The SDK has fewer in flight.
@@ -21,6 +21,7 @@ PRODUCER_BATCHES_MAX: Final = 8
 # Producers remembered. Beyond it the one that was silent longest is forgotten; its next batch must begin a new epoch.
 PRODUCERS_MAX: Final = 10_000
 POSITIONS_MAX: Final = 100_000
+OFFSET_UNKNOWN: Final = -1
 
 
 class Trim(msgspec.Struct, array_like=True, frozen=True):
@@ -60,6 +61,7 @@ class _Image(msgspec.Struct, array_like=True, frozen=True):
     trim_index: int
     producers: dict[int, _Producer]
     positions: dict[str, int]
+    client_counts: dict[int, int] = {}
 
 
 _image_decoder = msgspec.msgpack.Decoder(_Image)
@@ -72,17 +74,18 @@ class PartitionState:
         self.applied_index = checkpoint.index
         self.applied_term = checkpoint.term
         self.next_offset = checkpoint.next_offset  # the high watermark: records below it are committed
-        image = _image_decoder.decode(checkpoint.state) if checkpoint.state else _Image(0, 1, {}, {})
+        image = _image_decoder.decode(checkpoint.state) if checkpoint.state else _Image(0, 1, {}, {}, {})
         self.start_offset = image.start_offset
         self.trim_index = image.trim_index
         self.positions = image.positions
+        self.client_counts = image.client_counts  # records by the number of a client name
         self._producers = image.producers
         # Batches in the log and not committed, by producer: (epoch, batch) in log order.
         self._tail: dict[int, deque[tuple[int, _Batch]]] = {}
 
     # -- the tail ------------------------------------------------------------------------------------------------
 
-    def judge(self, producer_id: int, epoch: int, sequence: int) -> Stored | None:
+    def judge(self, producer_id: int, epoch: int, sequence: int, record_count: int) -> Stored | None:
         """None: this batch is the next of its producer. Raises for a gap or an old epoch."""
         if producer_id == 0:
             return None
@@ -100,6 +103,10 @@ class PartitionState:
                 for batch in batches:
                     if batch.sequence == sequence:
                         return Stored(batch.index, batch.base_offset)
+                if sequence + record_count <= batches[0].sequence:
+                    # Sequences have no gaps: it was stored, longer ago than we remember. Not so within what we do
+                    # remember: that is another batch under old numbers, perhaps of one that is not committed.
+                    return Stored(0, OFFSET_UNKNOWN)
         if sequence != expected:
             raise OutOfOrderSequenceError(
                 f"producer {producer_id} sent sequence {sequence}, expected {expected}", expected=expected, got=sequence
@@ -108,7 +115,7 @@ class PartitionState:
 
     def extend(self, header: FrameHeader) -> None:
         """An entry was appended and is not committed yet."""
-        if header.producer_id:
+        if header.producer_id and not header.flags & FLAG_UNSEQUENCED:
             self._tail.setdefault(header.producer_id, deque()).append((header.producer_epoch, _batch_of(header)))
 
     def roll_back(self) -> None:
@@ -117,8 +124,8 @@ class PartitionState:
 
     # -- what is committed ---------------------------------------------------------------------------------------
 
-    def apply(self, header: FrameHeader, payload: Any) -> None:
-        """The next entry is committed."""
+    def apply(self, header: FrameHeader, payload: Any) -> list[Position]:
+        """The next entry is committed. Returns the positions in it that were refused: they had moved meanwhile."""
         assert header.index == self.applied_index + 1
         tail = self._tail.get(header.producer_id)
         if tail and tail[0][1].index == header.index:
@@ -129,17 +136,26 @@ class PartitionState:
         self.applied_term = header.term
         self.next_offset = header.next_offset
         if header.kind == Kind.DATA:
-            if header.producer_id:
+            if header.flags & FLAG_CLIENT:
+                counted = self.client_counts.get(header.producer_id, 0)
+                self.client_counts[header.producer_id] = counted + header.record_count
+            if header.producer_id and not header.flags & FLAG_UNSEQUENCED:
                 self._apply_batch(header)
         elif header.kind == Kind.POSITIONS:
-            for position in _positions_decoder.decode(payload):
-                known = self.positions.get(position.consumer)
-                if known is None or position.rewind or position.offset > known:
-                    self.positions[position.consumer] = position.offset
+            return [position for position in _positions_decoder.decode(payload) if not self._move(position)]
         elif header.kind == Kind.TRIM:
             trim = _trim_decoder.decode(payload)
             self.start_offset = max(self.start_offset, trim.offset)
             self.trim_index = max(self.trim_index, trim.index)
+        return []
+
+    def _move(self, position: Position) -> bool:
+        known = self.positions.get(position.consumer)
+        if position.expected is not None and position.expected != (-1 if known is None else known):
+            return False
+        if known is None or position.rewind or position.offset > known:
+            self.positions[position.consumer] = position.offset
+        return True
 
     def _apply_batch(self, header: FrameHeader) -> None:
         # Taken out and put back: the dict's order is the order of last use, the same on every replica.
@@ -154,5 +170,5 @@ class PartitionState:
 
     def image(self) -> Checkpoint:
         """The committed state as a check-point."""
-        image = _Image(self.start_offset, self.trim_index, self._producers, self.positions)
+        image = _Image(self.start_offset, self.trim_index, self._producers, self.positions, self.client_counts)
         return Checkpoint(self.applied_index, self.applied_term, self.next_offset, msgspec.msgpack.encode(image))

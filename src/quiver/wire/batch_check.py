@@ -18,6 +18,7 @@ SCHEMA_ID_V1: Final = 1
 _NODES: Final = 7
 # validity for each node, offsets for five of them, data for timestamp, key, value, header keys and header values
 _BUFFERS: Final = 17
+_TIMESTAMPS: Final = 1  # the buffer of theirs: eight bytes for each record
 _CONTINUATION: Final = 0xFFFFFFFF
 _RECORD_BATCH: Final = 3  # MessageHeader.RecordBatch
 
@@ -65,6 +66,14 @@ def _rows(payload: memoryview) -> int:
     for start, length in _PAIR.iter_unpack(metadata[buffers : buffers + _BUFFERS * _PAIR.size]):
         if start < 0 or length < 0 or start + length > body_bytes:
             raise InvalidBatchError("a column of the batch lies outside it")
+    start, length = _PAIR.unpack_from(metadata, buffers + _TIMESTAMPS * _PAIR.size)
+    if _field(metadata, batch, 3) and length:
+        # A compressed buffer begins with its real length; -1 says that it is stored as it is.
+        plain = _I64.unpack_from(payload, body_at + start)[0]
+        length = length - _I64.size if plain == -1 else plain
+    if rows * _I64.size > length:
+        # A few bytes that claim a billion records would use up a billion offsets.
+        raise InvalidBatchError(f"the batch has no room for the {rows} records it claims")
     return int(rows)
 
 

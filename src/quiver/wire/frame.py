@@ -42,8 +42,13 @@ class Kind(enum.IntEnum):
     TRIM = 3
     MEMBERSHIP = 4
     NOOP = 5
+    COMMAND = 6  # of the metadata log
 
 
+# The producer id is the number of a client name; records are counted under it.
+FLAG_CLIENT: Final = 1
+# The producer id is a label only: this batch has no sequence.
+FLAG_UNSEQUENCED: Final = 2
 _KINDS: Final = frozenset(int(kind) for kind in Kind)
 
 
@@ -60,6 +65,7 @@ class Entry(NamedTuple):
     producer_epoch: int = 0
     producer_id: int = 0
     sequence: int = 0
+    flags: int = 0
 
     @classmethod
     def control(cls, kind: Kind, payload: bytes) -> Entry:
@@ -121,7 +127,7 @@ def stamp(entry: Entry, index: int, term: int, base_offset: int) -> FrameHeader:
     """Gives an entry its place in the log."""
     return FrameHeader(
         entry.kind,
-        0,
+        entry.flags,
         len(entry.payload),
         entry.payload_crc,
         entry.record_count,

@@ -7,6 +7,7 @@ handler.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -27,6 +28,7 @@ UInt64 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 UInt32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Timestamp = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Name = Annotated[str, Meta(max_length=1000)]
+Uid = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 ConsumerName = Annotated[str, Meta(min_length=1, max_length=CONSUMER_NAME_MAX)]
 
 
@@ -65,6 +67,8 @@ class MetadataReply(Struct, array_like=True, frozen=True):
 class CreateTopic(Struct, array_like=True, frozen=True):
     name: Name
     partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 1
+    replication_factor: Annotated[int, Meta(ge=1, le=100)] = 3
+    uids: Annotated[list[Uid], Meta(max_length=PARTITIONS_MAX)] = []  # said by a manager to a broker
 
 
 class DeleteTopic(Struct, array_like=True, frozen=True):
@@ -88,9 +92,12 @@ class Produce(Struct, array_like=True, frozen=True):
     producer_id: UInt64 = 0
     producer_epoch: UInt32 = 0
     sequence: UInt64 = 0
+    flags: Annotated[int, Meta(ge=0, le=3)] = 0
 
 
 class ProduceReply(Struct, array_like=True, frozen=True):
+    """A duplicate gets the offset of the first time; -1 when the broker knows only that it is stored."""
+
     base_offset: int
     duplicate: bool = False
 
@@ -128,11 +135,15 @@ class ListOffsetReply(Struct, array_like=True, frozen=True):
 
 
 class Position(Struct, array_like=True, frozen=True):
-    """`offset` is the next one the consumer wants. Only `rewind` lets it move back."""
+    """`offset` is the next one the consumer wants. Only `rewind` lets it move back.
+
+    With `expected` the position moves only from there, else ConflictError; -1 stands for none committed yet.
+    """
 
     consumer: ConsumerName
     offset: UInt64
     rewind: bool = False
+    expected: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
 
 
 class CommitPosition(Struct, array_like=True, frozen=True):
@@ -148,9 +159,11 @@ class GetPosition(Struct, array_like=True, frozen=True):
 
 
 class PositionReply(Struct, array_like=True, frozen=True):
-    """`offset` None: this consumer has committed nothing here."""
+    """`offset` None: this consumer has committed nothing here. The log has start_offset up to high_watermark."""
 
     offset: int | None
+    start_offset: int = 0
+    high_watermark: int = 0
 
 
 class GetStatus(Struct, array_like=True, frozen=True):
@@ -159,6 +172,16 @@ class GetStatus(Struct, array_like=True, frozen=True):
 
 class StatusReply(Struct, array_like=True, frozen=True):
     partitions: list[PartitionStatus]
+
+
+class CountClient(Struct, array_like=True, frozen=True):
+    """How many records all partitions of this broker hold under the number of a client name."""
+
+    client: UInt64
+
+
+class CountReply(Struct, array_like=True, frozen=True):
+    count: int
 
 
 class Done(Struct, array_like=True, frozen=True):
@@ -183,6 +206,7 @@ REQUESTS: Final[dict[int, type[Struct]]] = {
     13: CommitPosition,
     14: GetPosition,
     15: GetStatus,
+    16: CountClient,
 }
 KIND_OF: Final[dict[type[Struct], int]] = {request: kind for kind, request in REQUESTS.items()}
 
@@ -199,7 +223,12 @@ def decode_request(kind: int, header: memoryview) -> Struct:
     try:
         request: Struct = decoder.decode(header)
     except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"{REQUESTS[kind].__name__}: {error}") from error
+        raise InvalidRequestError(f"{REQUESTS[kind].__name__}: {_named(REQUESTS[kind], str(error))}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a request header that is not msgpack: {error}") from error
     return request
+
+
+def _named(request: type[Struct], reason: str) -> str:
+    """msgspec says where in the array the mistake is; people know the field by its name."""
+    return re.sub(r"\$\[(\d+)\]", lambda found: f"$.{request.__struct_fields__[int(found[1])]}", reason, count=1)

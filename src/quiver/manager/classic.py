@@ -1,0 +1,335 @@
+"""The classic HTTP API: what each call means. How bytes become parameters is decided in `http.py`.
+
+Rule: the contract's names, texts and meanings, to the letter. A call that fails has changed nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from quiver.clock import Clock
+from quiver.errors import (
+    ConflictError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
+    RequestError,
+)
+from quiver.manager.joiner import Joiner
+from quiver.manager.params import Params
+from quiver.manager.quorum import MetadataQuorum
+from quiver.manager.reader import RecordReader
+from quiver.manager.registry import REPLICATION_FACTOR_DEFAULT, Registry
+from quiver.metadata.state import Consumer, Producer, Topic
+from quiver.wire.messages import (
+    CommitPosition,
+    CountClient,
+    CountReply,
+    GetPosition,
+    Position,
+    PositionReply,
+)
+from quiver.wire.partitioning import partition_of_key
+
+TOPIC: Final = ("topic", "topic_name", "name")
+PARTITION: Final = ("partition_id", "partition")
+CLIENT: Final = ("prod_client", "prod_name")
+CLIENT_NAME_MAX: Final = 255
+_POSITION_TRIES_MAX: Final = 100
+
+
+def client_number(name: str) -> int:
+    """The producer id that stands for a client name: 62 bits of its hash, never 0."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") % (2**62 - 1) + 1
+
+
+def consumer_name(consumer_id: int) -> str:
+    """A registered consumer is a group of one with a number for a name."""
+    return f"#{consumer_id}"
+
+
+class ClassicApi:
+    def __init__(
+        self,
+        quorum: MetadataQuorum,
+        registry: Registry,
+        clock: Clock,
+        *,
+        message_bytes_max: int,
+        address: tuple[str, int],
+    ) -> None:
+        self._quorum = quorum
+        self._registry = registry
+        self._message_bytes_max = message_bytes_max
+        self._address = address
+        self._joiner = Joiner(registry.link_of, clock)
+        self._reader = RecordReader(registry.link_of)
+        self._next_produce: dict[str, int] = {}
+        self._next_consume: dict[int, int] = {}
+        self._consuming: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    async def list_topics(self, params: Params) -> dict[str, Any]:
+        names = list(self._quorum.state.topics)
+        return {"topics": names, "message": names}
+
+    async def create_topic(self, params: Params) -> dict[str, Any]:
+        topic = await self._registry.create_topic(
+            params.text(*TOPIC),
+            params.integer("partitions", default=1),
+            params.integer("replication_factor", default=REPLICATION_FACTOR_DEFAULT),
+        )
+        return {
+            "message": f"Topic {topic.name} created successfully",
+            "topic_name": topic.name,
+            "partitions": _numbers(topic),
+        }
+
+    async def list_partitions(self, params: Params) -> dict[str, Any]:
+        return {"partitions": _numbers(self._quorum.state.topic(params.text(*TOPIC)))}
+
+    async def delete_topic(self, name: str) -> None:
+        await self._registry.delete_topic(name)
+        self._reader.forget(name)
+
+    # -- registration --------------------------------------------------------------------------------------------
+
+    async def register_producer(self, params: Params) -> dict[str, Any]:
+        producer = await self._registry.register_producer(params.text(*TOPIC), params.optional_integer(*PARTITION))
+        return {"producer_id": producer.id}
+
+    async def register_consumer(self, params: Params) -> dict[str, Any]:
+        consumer = await self._registry.register_consumer(params.text(*TOPIC), params.optional_integer(*PARTITION))
+        return {"consumer_id": consumer.id}
+
+    # -- produce -------------------------------------------------------------------------------------------------
+
+    async def produce(self, params: Params) -> dict[str, Any]:
+        topic = self._quorum.state.topic(params.text(*TOPIC))
+        producer = self._registry.producer(params.integer("producer_id"), topic.name)
+        value = params.text("message").encode()
+        key = params.optional_text("key")
+        client = params.optional_text(*CLIENT)
+        sequence = params.optional_integer("sequence")
+        if len(value) + len(key or "") > self._message_bytes_max:
+            raise MessageTooLargeError(f"Message is larger than the limit of {self._message_bytes_max} bytes")
+        if client is not None and not 0 < len(client) <= CLIENT_NAME_MAX:
+            raise InvalidRequestError(f"prod_client must have 1 to {CLIENT_NAME_MAX} characters")
+        if sequence is not None and client is None:
+            raise InvalidRequestError("sequence needs prod_client: numbers are counted for each client name")
+        if sequence is not None and not 0 <= sequence < 2**62:
+            raise InvalidRequestError("sequence counts from 0")
+        partition = self._choose(topic, producer, params.optional_integer(*PARTITION), key, client, sequence)
+        number = client_number(client) if client is not None else 0
+        key_bytes = None if key is None else key.encode()
+        if sequence is None:
+            offset = await self._joiner.add(topic.name, partition, number, value, key_bytes)
+        else:
+            offset = await self._send_numbered(topic.name, partition, number, sequence, value, key_bytes)
+        return {"partition_id": partition, "offset": offset}
+
+    async def _send_numbered(
+        self, topic: str, partition: int, client: int, sequence: int, value: bytes, key: bytes | None
+    ) -> int:
+        try:
+            return await self._joiner.send_one(topic, partition, client, sequence, value, key)
+        except OutOfOrderSequenceError as error:
+            expected = error.facts["expected"]
+            raise RequestError(f"Sequence {sequence} is out of order: the expected sequence is {expected}") from error
+
+    def _choose(
+        self,
+        topic: Topic,
+        producer: Producer,
+        asked: int | None,
+        key: str | None,
+        client: str | None,
+        sequence: int | None,
+    ) -> int:
+        count = len(topic.partitions)
+        if asked is not None and not 0 <= asked < count:
+            raise RequestError(f"Partition {asked} does not exist in topic {topic.name}")
+        if producer.partition is not None:
+            if asked not in (None, producer.partition):
+                raise RequestError(f"Producer {producer.id} is registered to partition {producer.partition} only")
+            return producer.partition
+        if asked is not None:
+            return asked
+        if key is not None:
+            return partition_of_key(key.encode(), count)
+        if sequence is not None and client is not None:
+            # A retry must meet its first try, so the name decides and not whose turn it is.
+            return partition_of_key(client.encode(), count)
+        turn = self._next_produce.get(topic.name, 0) % count
+        self._next_produce[topic.name] = turn + 1
+        return turn
+
+    async def client_size(self, params: Params) -> dict[str, Any]:
+        request = CountClient(client_number(params.text(*CLIENT)))
+        count = 0
+        for link in self._registry.links():
+            reply, _ = await link.call(request)
+            assert isinstance(reply, CountReply)
+            count += reply.count
+        return {"count": count}
+
+    # -- consume -------------------------------------------------------------------------------------------------
+
+    async def consume(self, params: Params) -> dict[str, Any]:
+        topic = self._quorum.state.topic(params.text(*TOPIC))
+        consumer = self._registry.consumer(params.integer("consumer_id"), topic.name)
+        after = params.optional_integer("after")
+        if after is not None and not -1 <= after < 2**62:
+            raise InvalidRequestError("after is an offset, or -1")
+        partitions = self._partitions_of(consumer, topic, params.optional_integer(*PARTITION))
+        lock = self._consuming.get(consumer.id)
+        if lock is None:
+            lock = self._consuming[consumer.id] = asyncio.Lock()
+        async with lock:
+            turn = self._next_consume.get(consumer.id, 0)
+            for step in range(len(partitions)):
+                number = partitions[(turn + step) % len(partitions)]
+                found = await self._take(consumer, topic.name, number, after)
+                if found is not None:
+                    self._next_consume[consumer.id] = turn + step + 1
+                    offset, value = found
+                    text = (value or b"").decode("utf-8", "replace")
+                    return {"message": text, "offset": offset, "partition_id": number}
+        raise RequestError(f"No new message is published to {topic.name}")
+
+    async def _take(
+        self, consumer: Consumer, topic: str, partition: int, after: int | None
+    ) -> tuple[int, bytes | None] | None:
+        """The next record of one partition, with the position moved past it on disk; None at the end."""
+        for _ in range(_POSITION_TRIES_MAX):
+            known = await self._position(consumer, topic, partition)
+            position = max(known.offset or 0, known.start_offset)
+            offset = position
+            if after is not None and known.start_offset <= after + 1 < position:
+                offset = after + 1  # an earlier reply was lost: the same message again, the position stays
+            if offset >= known.high_watermark:
+                return None
+            value = await self._reader.value_at(topic, partition, offset)
+            if offset < position:
+                return offset, value
+            expected = -1 if known.offset is None else known.offset
+            moved = Position(consumer_name(consumer.id), offset + 1, False, expected)
+            try:
+                await self._registry.link_of(topic, partition).call(CommitPosition(topic, partition, moved))
+            except ConflictError:
+                continue  # another manager served this consumer meanwhile
+            return offset, value
+        raise ConflictError(f"the position of consumer {consumer.id} keeps moving", current=None)
+
+    async def _position(self, consumer: Consumer, topic: str, partition: int) -> PositionReply:
+        request = GetPosition(topic, partition, consumer_name(consumer.id))
+        reply, _ = await self._registry.link_of(topic, partition).call(request)
+        assert isinstance(reply, PositionReply)
+        return reply
+
+    def _partitions_of(self, consumer: Consumer, topic: Topic, asked: int | None) -> Sequence[int]:
+        if asked is not None and not 0 <= asked < len(topic.partitions):
+            raise RequestError(f"Partition {asked} does not exist in topic {topic.name}")
+        if consumer.partition is not None:
+            if asked not in (None, consumer.partition):
+                raise RequestError(f"Consumer {consumer.id} is registered to partition {consumer.partition} only")
+            return (consumer.partition,)
+        return range(len(topic.partitions)) if asked is None else (asked,)
+
+    async def size(self, params: Params) -> dict[str, Any]:
+        topic = self._quorum.state.topic(params.text(*TOPIC))
+        consumer = self._registry.consumer(params.integer("consumer_id"), topic.name)
+        partitions = self._partitions_of(consumer, topic, params.optional_integer(*PARTITION))
+        replies = await asyncio.gather(*(self._position(consumer, topic.name, number) for number in partitions))
+        return {"size": sum(r.high_watermark - max(r.offset or 0, r.start_offset) for r in replies)}
+
+    async def set_offset(self, params: Params) -> dict[str, Any]:
+        consumer = self._registry.consumer(params.integer("consumer_id"), params.optional_text(*TOPIC))
+        offset = params.integer("offset")
+        topic = self._quorum.state.topic(consumer.topic)
+        partitions = self._partitions_of(consumer, topic, params.optional_integer(*PARTITION))
+        replies = [await self._position(consumer, topic.name, number) for number in partitions]
+        for number, reply in zip(partitions, replies, strict=True):
+            # All are judged before one is moved: a failure changes nothing.
+            if not -1 <= offset < max(reply.high_watermark, 0 if offset == -1 else 1):
+                raise OffsetOutOfRangeError(
+                    f"Offset {offset} is out of range for partition {number} of topic {topic.name}: "
+                    f"it may be -1 to {reply.high_watermark - 1}"
+                )
+        for number in partitions:
+            moved = Position(consumer_name(consumer.id), offset + 1, True)
+            await self._registry.link_of(topic.name, number).call(CommitPosition(topic.name, number, moved))
+        return {"message": f"Offset set to {offset}", "offset": offset}
+
+    # -- the cluster ---------------------------------------------------------------------------------------------
+
+    async def replicas(self, params: Params) -> dict[str, Any]:
+        me = {"ip": self._address[0], "port": self._address[1]}
+        return {"replicas": [me], "primary": me}
+
+    async def list_brokers(self, params: Params) -> dict[str, Any]:
+        return {"brokers": self._broker_rows()}
+
+    def _broker_rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "broker_id": broker.id,
+                "endpoint": broker.endpoint,
+                "status": "active" if broker.id in self._registry.brokers_seen else "inactive",
+                "last_heartbeat": _time(self._registry.brokers_seen.get(broker.id)),
+            }
+            for broker in self._quorum.state.brokers.values()
+        ]
+
+    async def add_broker(self, params: Params) -> dict[str, Any]:
+        endpoint = params.text("endpoint")
+        for broker in self._quorum.state.brokers.values():
+            if broker.endpoint == endpoint:
+                return {"message": f"Broker {broker.id} is part of the cluster", "broker_id": broker.id}
+        raise RequestError(f"An embedded node is its own and only broker; {endpoint} cannot join it")
+
+    async def remove_broker(self, params: Params) -> dict[str, Any]:
+        broker_id = params.integer("broker_id")
+        if broker_id not in self._quorum.state.brokers:
+            raise RequestError(f"Broker {broker_id} does not exist")
+        raise RequestError(f"Broker {broker_id} is the only one: nothing could take its partitions")
+
+    async def health(self, params: Params) -> dict[str, Any]:
+        quorum, registry = self._quorum, self._registry
+        ip, port = self._address
+        return {
+            "role": "primary",
+            "term": 1,
+            "transaction": quorum.last_transaction,
+            "lag": quorum.last_transaction - quorum.stored,
+            "managers": [{"ip": ip, "port": port, "role": "primary", "last_heartbeat": _now()}],
+            "brokers": self._broker_rows(),
+            "producers": _seen("producer_id", quorum.state.producers, registry.producers_seen),
+            "consumers": _seen("consumer_id", quorum.state.consumers, registry.consumers_seen),
+        }
+
+
+def _numbers(topic: Topic) -> list[int]:
+    return [partition.number for partition in topic.partitions]
+
+
+def _seen(name: str, known: dict[int, Any], seen: dict[int, int]) -> list[dict[str, Any]]:
+    return [
+        {name: entity.id, "topic": entity.topic, "last_heartbeat": _time(seen.get(entity.id))}
+        for entity in known.values()
+    ]
+
+
+def _time(us: int | None) -> str | None:
+    return None if us is None else datetime.datetime.fromtimestamp(us / 1e6, datetime.UTC).isoformat()
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat()

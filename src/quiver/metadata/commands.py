@@ -1,0 +1,61 @@
+"""The changes that can be made to metadata, as they stand in the log.
+
+Rule: a command carries everything that applying it needs: the time, fresh uids. Applying is then the same everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+
+class CreateTopic(Struct, frozen=True, tag="create_topic"):
+    """`uids` names the directory of each partition."""
+
+    name: str
+    uids: list[str]
+    replication_factor: int
+    now_us: int
+
+
+class DeleteTopic(Struct, frozen=True, tag="delete_topic"):
+    name: str
+
+
+class RegisterProducer(Struct, frozen=True, tag="register_producer"):
+    """`create` makes the topic when it is missing."""
+
+    topic: str
+    partition: int | None
+    create: CreateTopic | None
+    now_us: int
+
+
+class RegisterConsumer(Struct, frozen=True, tag="register_consumer"):
+    topic: str
+    partition: int | None
+    now_us: int
+
+
+class RegisterBroker(Struct, frozen=True, tag="register_broker"):
+    """A broker says where it listens; the same again changes its endpoint."""
+
+    broker_id: int
+    endpoint: str
+    now_us: int
+
+
+class RemoveBroker(Struct, frozen=True, tag="remove_broker"):
+    broker_id: int
+
+
+Command = CreateTopic | DeleteTopic | RegisterProducer | RegisterConsumer | RegisterBroker | RemoveBroker
+
+_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+encode_command = msgspec.msgpack.Encoder().encode
+
+
+def decode_command(payload: Any) -> Command:
+    return _decoder.decode(payload)

@@ -1,0 +1,196 @@
+"""The metadata in SQL: SQLite beside the log, or any database SQLAlchemy reaches by URL.
+
+Rule: rows and the id of the last applied transaction change in one database transaction. The log is the truth; a
+database that is behind catches up from it, one that is lost is built again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from quiver.metadata.state import Broker, Consumer, Counters, Partition, Producer, Put, Remove, State, Topic
+
+_tables = sa.MetaData()
+
+BROKERS: Final = sa.Table(
+    "broker_metadata",
+    _tables,
+    sa.Column("broker_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("endpoint", sa.String(300), nullable=False),
+    sa.Column("last_heartbeat", sa.BigInteger),  # microseconds since 1970 UTC, as every time here
+    sa.Column("status", sa.String(20), nullable=False),
+)
+TOPICS: Final = sa.Table(
+    "topic_metadata",
+    _tables,
+    sa.Column("topic_name", sa.String(249), primary_key=True),
+    sa.Column("partitions", sa.Integer, nullable=False),
+    sa.Column("replication_factor", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+)
+PARTITIONS: Final = sa.Table(
+    "partition_metadata",
+    _tables,
+    sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("topic_name", sa.String(249), nullable=False, index=True),
+    sa.Column("partition_id", sa.Integer, nullable=False),
+    sa.Column("uid", sa.String(64), nullable=False),
+    sa.Column("broker_id", sa.BigInteger),  # of the leader
+    sa.Column("replicas", sa.String(1000), nullable=False),  # broker ids, leader first, joined by commas
+    sa.Column("size", sa.BigInteger, nullable=False),  # messages, as the broker last said
+)
+PRODUCERS: Final = sa.Table(
+    "producer_metadata",
+    _tables,
+    sa.Column("producer_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("topic_name", sa.String(249), nullable=False),
+    sa.Column("partition_id", sa.Integer),
+    sa.Column("last_seen", sa.BigInteger),
+)
+CONSUMERS: Final = sa.Table(
+    "consumer_metadata",
+    _tables,
+    sa.Column("consumer_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("topic_name", sa.String(249), nullable=False),
+    sa.Column("partition_id", sa.Integer),
+    sa.Column("offset", sa.BigInteger),  # messages read, over all its partitions; the truth is in the partitions
+    sa.Column("last_seen", sa.BigInteger),
+)
+NUMBERS: Final = sa.Table(
+    "metadata_state",
+    _tables,
+    sa.Column("name", sa.String(40), primary_key=True),
+    sa.Column("value", sa.BigInteger, nullable=False),
+)
+_APPLIED: Final = "applied_transaction"
+
+_KEY_OF: Final[Mapping[type, tuple[sa.Table, str, str]]] = {
+    Broker: (BROKERS, "broker_id", "id"),
+    Topic: (TOPICS, "topic_name", "name"),
+    Producer: (PRODUCERS, "producer_id", "id"),
+    Consumer: (CONSUMERS, "consumer_id", "id"),
+}
+
+
+def sqlite_url(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
+class Store:
+    """One database. Blocking; used from one thread at a time."""
+
+    def __init__(self, url: str) -> None:
+        self._engine = sa.create_engine(url)
+        if self._engine.dialect.name == "sqlite":
+            sa.event.listen(self._engine, "connect", _prepare_sqlite)
+        _tables.create_all(self._engine)
+
+    def load(self) -> State:
+        """The state as of the last applied transaction."""
+        state = State()
+        with self._engine.begin() as connection:
+            numbers = {row.name: row.value for row in connection.execute(sa.select(NUMBERS))}
+            state.applied = numbers.pop(_APPLIED, 0)
+            state.counters = Counters(**numbers)
+            for row in connection.execute(sa.select(BROKERS)):
+                state.brokers[row.broker_id] = Broker(row.broker_id, row.endpoint)
+            partitions: dict[str, list[Partition]] = {}
+            for row in connection.execute(sa.select(PARTITIONS).order_by(PARTITIONS.c.partition_id)):
+                replicas = tuple(int(part) for part in row.replicas.split(",") if part)
+                found = Partition(row.id, row.topic_name, row.partition_id, row.uid, replicas)
+                partitions.setdefault(row.topic_name, []).append(found)
+            for row in connection.execute(sa.select(TOPICS).order_by(TOPICS.c.created_at, TOPICS.c.topic_name)):
+                topic = Topic(
+                    row.topic_name, row.replication_factor, row.created_at, tuple(partitions.get(row.topic_name, ()))
+                )
+                state.topics[topic.name] = topic
+            for row in connection.execute(sa.select(PRODUCERS)):
+                state.producers[row.producer_id] = Producer(row.producer_id, row.topic_name, row.partition_id)
+            for row in connection.execute(sa.select(CONSUMERS)):
+                state.consumers[row.consumer_id] = Consumer(row.consumer_id, row.topic_name, row.partition_id)
+        return state
+
+    def load_seen(self) -> tuple[dict[int, int], dict[int, int]]:
+        """When producers and consumers were last seen, by id."""
+        with self._engine.begin() as connection:
+            found = [
+                {row[0]: row[1] for row in connection.execute(sa.select(key, seen).where(seen.is_not(None)))}
+                for key, seen in (
+                    (PRODUCERS.c.producer_id, PRODUCERS.c.last_seen),
+                    (CONSUMERS.c.consumer_id, CONSUMERS.c.last_seen),
+                )
+            ]
+        return found[0], found[1]
+
+    def apply(self, applied: int, counters: Counters, changes: Iterable[Put | Remove]) -> None:
+        """Makes the rows those of transaction `applied`, all or nothing."""
+        with self._engine.begin() as connection:
+            for change in changes:
+                self._remove(connection, change.entity)
+                if isinstance(change, Put):
+                    self._insert(connection, change.entity)
+            numbers = {_APPLIED: applied} | {name: getattr(counters, name) for name in counters.__struct_fields__}
+            connection.execute(sa.delete(NUMBERS))
+            connection.execute(sa.insert(NUMBERS), [{"name": name, "value": value} for name, value in numbers.items()])
+
+    def record(self, reports: Mapping[tuple[str, str], Mapping[int, Any]]) -> None:
+        """Writes what is observed and not replicated, in bulk: (table, column) -> key -> value."""
+        with self._engine.begin() as connection:
+            for (table_name, column), values in reports.items():
+                table = _tables.tables[table_name]
+                key = next(iter(table.primary_key.columns))
+                statement = sa.update(table).where(key == sa.bindparam("_key")).values({column: sa.bindparam("_value")})
+                if values:
+                    connection.execute(statement, [{"_key": k, "_value": value} for k, value in values.items()])
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _remove(self, connection: sa.Connection, entity: Any) -> None:
+        table, column, attribute = _KEY_OF[type(entity)]
+        connection.execute(sa.delete(table).where(table.c[column] == getattr(entity, attribute)))
+        if isinstance(entity, Topic):
+            connection.execute(sa.delete(PARTITIONS).where(PARTITIONS.c.topic_name == entity.name))
+
+    def _insert(self, connection: sa.Connection, entity: Any) -> None:
+        match entity:
+            case Broker():
+                row: dict[str, Any] = {"broker_id": entity.id, "endpoint": entity.endpoint, "status": "active"}
+                connection.execute(sa.insert(BROKERS).values(row))
+            case Topic():
+                row = {
+                    "topic_name": entity.name,
+                    "partitions": len(entity.partitions),
+                    "replication_factor": entity.replication_factor,
+                    "created_at": entity.created_us,
+                }
+                connection.execute(sa.insert(TOPICS).values(row))
+                connection.execute(sa.insert(PARTITIONS), [_partition_row(part) for part in entity.partitions])
+            case Producer():
+                row = {"producer_id": entity.id, "topic_name": entity.topic, "partition_id": entity.partition}
+                connection.execute(sa.insert(PRODUCERS).values(row))
+            case Consumer():
+                row = {"consumer_id": entity.id, "topic_name": entity.topic, "partition_id": entity.partition}
+                connection.execute(sa.insert(CONSUMERS).values(row | {"offset": 0}))
+
+
+def _partition_row(partition: Partition) -> dict[str, Any]:
+    return {
+        "id": partition.id,
+        "topic_name": partition.topic,
+        "partition_id": partition.number,
+        "uid": partition.uid,
+        "broker_id": partition.replicas[0] if partition.replicas else None,
+        "replicas": ",".join(map(str, partition.replicas)),
+        "size": 0,
+    }
+
+
+def _prepare_sqlite(connection: Any, record: Any) -> None:
+    # The log is synced before anyone is answered, so the database need not be: it never tears, it may be behind.
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=5000"):
+        connection.execute(f"PRAGMA {pragma}")
