@@ -1,0 +1,155 @@
+"""The report: targets judged from the rows, two tables, one JSON file.
+
+Rule: every ratio is computed from rows of the same run. What was not measured is said, never guessed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from measure import Row
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+QUIVER, FLOOR, REDIS = "Quiver", "floor", "Redis"
+
+# Rows that targets refer to.
+BATCHES_128_KIB = "128 KiB batches"
+ONE_IN_FLIGHT = "one in flight, 100 B"
+SEND_MANY_100_B = "send_many, 100 B"
+XADD_100_B = "XADD, 100 B"
+POLL = "poll, 100 B"
+POLL_ARROW = "poll_arrow, 100 B"
+XREAD_100_B = "XREAD, 100 B"
+IDLE_NODE = "idle node, 100 partitions"
+GROWTH_POLL = "growth while poll reads"
+GROWTH_POLL_ARROW = "growth while poll_arrow reads"
+
+NOT_A_TERMINAL_WIDTH = 170
+
+# figure -> (column, how it is written); a row has either records or batches, and its name says which
+COLUMNS = {
+    "records_per_s": ("rate /s", "{:,.0f}"),
+    "batches_per_s": ("rate /s", "{:,.0f}"),
+    "mb_per_s": ("MB/s", "{:,.1f}"),
+    "p50_ms": ("p50 ms", "{:.3f}"),
+    "p99_ms": ("p99 ms", "{:.3f}"),
+    "rss_mb": ("memory MB", "{:.1f}"),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """A bound for one of Quiver's figures, or for its ratio to the figure of `against`, a (system, row) pair."""
+
+    name: str
+    row: str
+    figure: str
+    limit: float
+    at_least: bool
+    against: tuple[str, str] | None = None
+
+    @property
+    def unit(self) -> str:
+        return "x" if self.against else "MB"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    target: Target
+    measured: float | None  # None: a row it needs was not measured
+    met: bool | None
+
+
+TARGETS = (
+    Target("128 KiB batches, of the floor's bytes/s", BATCHES_128_KIB, "mb_per_s", 0.5, True, (FLOOR, BATCHES_128_KIB)),
+    Target("one in flight, p50, of the floor's", ONE_IN_FLIGHT, "p50_ms", 2, False, (FLOOR, ONE_IN_FLIGHT)),
+    Target("send_many 100 B, of Redis XADD", SEND_MANY_100_B, "records_per_s", 8, True, (REDIS, XADD_100_B)),
+    Target("poll_arrow, of Redis XREAD", POLL_ARROW, "records_per_s", 10, True, (REDIS, XREAD_100_B)),
+    Target("poll, of Redis XREAD", POLL, "records_per_s", 1.5, True, (REDIS, XREAD_100_B)),
+    Target("idle node with 100 partitions", IDLE_NODE, "rss_mb", 120, False),
+    Target("node's growth while poll_arrow reads", GROWTH_POLL_ARROW, "rss_mb", 64, False),
+    Target("node's growth while poll reads", GROWTH_POLL, "rss_mb", 64, False),
+)
+
+
+def judge(targets: Sequence[Target], rows: Sequence[Row]) -> list[Verdict]:
+    figures = {(row.system, row.name): row.figures for row in rows}
+    verdicts = []
+    for target in targets:
+        measured = figures.get((QUIVER, target.row), {}).get(target.figure)
+        if measured is not None and target.against is not None:
+            base = figures.get(target.against, {}).get(target.figure)
+            measured = measured / base if base else None
+        met = None
+        if measured is not None:
+            met = measured >= target.limit if target.at_least else measured <= target.limit
+        verdicts.append(Verdict(target, measured, met))
+    return verdicts
+
+
+def draw(title: str, rows: Sequence[Row], verdicts: Sequence[Verdict]) -> None:
+    # A pipe has no width; cutting cells to a guessed one would lose figures.
+    console = Console(width=None if sys.stdout.isatty() else NOT_A_TERMINAL_WIDTH)
+    console.print(rows_table(title, rows))
+    console.print(targets_table(verdicts))
+
+
+def rows_table(title: str, rows: Sequence[Row]) -> Table:
+    """A line between sections. Columns that no row has a figure for are left out."""
+    shown = dict.fromkeys(COLUMNS[figure][0] for figure in COLUMNS if any(figure in row.figures for row in rows))
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for name in ("system", "measured"):
+        table.add_column(name, no_wrap=True)
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("note")
+    section = None
+    for row in rows:
+        if section not in (None, row.section):
+            table.add_section()
+        written = {COLUMNS[figure][0]: COLUMNS[figure][1].format(value) for figure, value in row.figures.items()}
+        cells = [written.get(name, "") for name in shown]
+        style = "bold red" if not row.figures else "bold" if row.system == QUIVER else ""
+        table.add_row(*map(Text, (row.system, row.name, *cells, row.note)), style=style)
+        section = row.section
+    return table
+
+
+def targets_table(verdicts: Sequence[Verdict]) -> Table:
+    table = Table(title="Targets", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("Quiver's")
+    for name in ("target", "measured"):
+        table.add_column(name, justify="right")
+    table.add_column("met")
+    for verdict in verdicts:
+        target = verdict.target
+        measured = "not measured" if verdict.measured is None else f"{verdict.measured:.2f} {target.unit}"
+        met, style = {True: ("yes", "green"), False: ("NO", "bold red"), None: ("-", "dim")}[verdict.met]
+        bound = f"{'>=' if target.at_least else '<='} {target.limit:g} {target.unit}"
+        table.add_row(target.name, bound, measured, Text(met, style))
+    return table
+
+
+def write_json(path: Path, facts: dict[str, Any], rows: Sequence[Row], verdicts: Sequence[Verdict]) -> None:
+    document = {
+        **facts,
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "targets": [
+            {
+                **dataclasses.asdict(verdict.target),
+                "unit": verdict.target.unit,
+                "measured": verdict.measured,
+                "met": verdict.met,
+            }
+            for verdict in verdicts
+        ],
+    }
+    path.write_text(json.dumps(document, indent=2) + "\n")
