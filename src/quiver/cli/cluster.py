@@ -25,6 +25,22 @@ from quiver.errors import InvalidRequestError, UnavailableError
 DOWN_TIMEOUT_S = 30.0
 _POLL_S = 0.03
 
+HttpPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=PORT_MAX,
+        show_default=False,
+        help=f"Port of the HTTP API; 0 takes a free one. Default: {HTTP_PORT_DEFAULT}, or free with --port 0.",
+    ),
+]
+MetadataUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", show_default=False, help="SQL database for metadata. Default: SQLite in the data directory."
+    ),
+]
+
 
 def register(app: typer.Typer) -> None:
     app.command(
@@ -51,21 +67,8 @@ def up(
             min=0, max=PORT_MAX, show_default=False, help=f"Port; 0 takes a free one. Default: {PORT_DEFAULT}."
         ),
     ] = None,
-    http_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=PORT_MAX,
-            show_default=False,
-            help=f"Port of the HTTP API; 0 takes a free one. Default: {HTTP_PORT_DEFAULT}, or free with --port 0.",
-        ),
-    ] = None,
-    metadata_url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", show_default=False, help="SQL database for metadata. Default: SQLite in the data directory."
-        ),
-    ] = None,
+    http_port: HttpPort = None,
+    metadata_url: MetadataUrl = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow an address that is not loopback: there is no TLS and no token.")
     ] = False,
