@@ -44,7 +44,9 @@ class Disk(Protocol):
 
     def list(self, directory: str) -> list[str]: ...
 
-    def make_directory(self, path: str) -> None: ...
+    def make_directory(self, path: str) -> None:
+        """Makes it and its parents where they are missing; returns when their names are on the medium."""
+        ...
 
     def rename(self, source: str, target: str) -> None: ...
 
@@ -115,7 +117,13 @@ class SystemDisk:
         return sorted(os.listdir(directory))
 
     def make_directory(self, path: str) -> None:
+        parent = os.path.dirname(os.path.abspath(path))
+        if not os.path.isdir(parent):
+            self.make_directory(parent)
         os.makedirs(path, exist_ok=True)
+        # Also when it was there: who made it may have been killed before this. Without it a power cut takes the
+        # directory, and with it files that were synced.
+        self.sync_directory(parent)
 
     def rename(self, source: str, target: str) -> None:
         os.replace(source, target)

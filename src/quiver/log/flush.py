@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+from typing import NamedTuple
 
 from quiver.log.checkpoint import Checkpoint, encode_checkpoint
 from quiver.log.disk import Buffer, Disk, write_atomically
@@ -20,6 +21,12 @@ _FULL_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 class SpaceError(Exception):
     """The disk was full; the files are again as they were before the job."""
+
+
+class LogEnd(NamedTuple):
+    next_index: int
+    next_offset: int
+    last_term: int
 
 
 @dataclasses.dataclass(slots=True)
@@ -39,9 +46,8 @@ class FlushJob:
     directory: str
     mark: TwoSlots
     writes: list[SegmentWrite]
-    first_index: int
-    next_index: int
-    next_offset: int
+    start: LogEnd
+    end: LogEnd
 
     def run(self) -> None:
         """Blocks until all of it is on disk. SpaceError: nothing happened. OSError: the log must stop."""
@@ -58,7 +64,7 @@ class FlushJob:
                 if write.sealed_index is not None:
                     self._write_index(write)
             # Not synced: a lower mark after a power cut is still true, and a SIGKILL keeps it.
-            self.mark.write(self.next_index, 0, sync=False)
+            self.mark.write(self.end.next_index, 0, sync=False)
         except OSError as error:
             if error.errno not in _FULL_ERRNOS:
                 raise
@@ -74,14 +80,14 @@ class FlushJob:
 
     def _undo(self, created: list[Segment]) -> None:
         """Gives back the space. Nothing of this job was acknowledged. An error here stops the log."""
-        for segment in reversed(created):
-            segment.file = None
-            if self.disk.exists(segment.path):
-                self.disk.remove(segment.path)
         for write in self.writes:
             # Before the bytes it covers change: a stale index would point into other frames.
             if write.sealed_index is not None and self.disk.exists(index_path(write.segment.path)):
                 self.disk.remove(index_path(write.segment.path))
+        for segment in reversed(created):
+            segment.file = None
+            if self.disk.exists(segment.path):
+                self.disk.remove(segment.path)
         self.disk.sync_directory(self.directory)
         for write in self.writes:
             if write.segment not in created and write.segment.file is not None:

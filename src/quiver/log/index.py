@@ -72,6 +72,13 @@ class SparseIndex:
         struct.pack_into("<I", raw, 4, crc32c(raw[8:]))
         return bytes(raw)
 
+    def encode_below(self, index: int, first_index: int, base_offset: int) -> bytes:
+        """The index file for frames below `index`, up to the last of them whose place is known."""
+        last = bisect_right(self.indexes, index) - 1
+        if last < 0:
+            return self.encode(0, first_index, base_offset, base_offset)
+        return self.encode(self.positions[last], self.indexes[last], self.offsets[last], base_offset)
+
 
 class IndexFile:
     """A decoded index file: the index and what it covers. None stands for a file that cannot be believed."""

@@ -17,7 +17,7 @@ from quiver.config import LogSettings
 from quiver.errors import DiskFullError, LogFailedError
 from quiver.log.checkpoint import Checkpoint
 from quiver.log.disk import Buffer, Disk
-from quiver.log.flush import CheckpointJob, FlushJob, SegmentWrite, SpaceError
+from quiver.log.flush import CheckpointJob, FlushJob, LogEnd, SegmentWrite, SpaceError
 from quiver.log.index import SparseIndex
 from quiver.log.recovery import STATE_FILE, recover
 from quiver.log.segment import Segment, Span, index_path, read_chunk, scan_frames, segment_path
@@ -39,9 +39,9 @@ class PartitionLog:
         self.last_term = found.last_term
         self.cut_bytes = found.cut_bytes  # the torn tail that recovery removed
         self._pending: list[SegmentWrite] = []
-        self._pending_first = self.next_index
+        self._pending_start = self._end()
         self._job: FlushJob | None = None
-        self._synced_index, self._synced_offset = self.next_index, self.next_offset
+        self._synced_index = self.next_index
         self._roll_asked = False
         self._checkpoint_due_bytes = 0
         self.failure: LogFailedError | None = None
@@ -63,6 +63,9 @@ class PartitionLog:
     @property
     def next_offset(self) -> int:
         return self._active.next_offset
+
+    def _end(self) -> LogEnd:
+        return LogEnd(self.next_index, self.next_offset, self.last_term)
 
     @property
     def base_offset(self) -> int:
@@ -147,16 +150,9 @@ class PartitionLog:
         """All that is appended and not yet flushed, as one job; None when there is nothing or a job is under way."""
         if self._job is not None or not self._pending or self.failure is not None:
             return None
-        self._job = FlushJob(
-            self._disk,
-            self._directory,
-            self._mark,
-            self._pending,
-            self._pending_first,
-            self.next_index,
-            self.next_offset,
-        )
-        self._pending, self._pending_first = [], self.next_index
+        end = self._end()
+        self._job = FlushJob(self._disk, self._directory, self._mark, self._pending, self._pending_start, end)
+        self._pending, self._pending_start = [], end
         return self._job
 
     def finish_flush(self, job: FlushJob, error: Exception | None) -> None:
@@ -168,35 +164,27 @@ class PartitionLog:
                 write.segment.synced_bytes = write.end()
                 if write.sealed_index is not None:
                     write.segment.file = None
-            self._synced_index, self._synced_offset = job.next_index, job.next_offset
+            self._synced_index = job.end.next_index
             return
         self._rewind(job)
         if isinstance(error, SpaceError):
             raise DiskFullError(f"no space for {self._directory}: {error}") from error
+        raise self._stop(error) from error
+
+    def _stop(self, error: Exception) -> LogFailedError:
         self.failure = LogFailedError(f"the log in {self._directory} stopped: {error}; nothing was acknowledged")
-        raise self.failure from error
+        return self.failure
 
     def _rewind(self, job: FlushJob) -> None:
-        """Forgets the entries of a failed job and all that was appended after it."""
+        """Forgets the entries of a failed job and all appended after it; reads nothing, the disk may be bad."""
         first = job.writes[0]
         while self._active is not first.segment:
             self._segments.pop()
         segment = self._active
         segment.size_bytes = segment.synced_bytes = first.position
         segment.index.truncate(first.position)
-        self._pending, self._pending_first = [], job.first_index
-        if segment.size_bytes == 0:
-            segment.next_index, segment.next_offset = segment.first_index, segment.base_offset
-            self.last_term = self._term_before(segment)
-            return
-        start = segment.index.positions[-1]
-        for _, header, _ in scan_frames(self._disk.open(segment.path), segment.path, start, first.position):
-            segment.next_index, segment.next_offset, self.last_term = header.index + 1, header.next_offset, header.term
-
-    def _term_before(self, segment: Segment) -> int:
-        for _, header, _ in self.scan(segment.first_index - 1):
-            return header.term
-        return self.checkpoint.term
+        self._pending, self._pending_start = [], job.start
+        segment.next_index, segment.next_offset, self.last_term = job.start
 
     def flush(self) -> None:
         """Begin, run and finish in one call, for callers without a thread."""
@@ -271,26 +259,42 @@ class PartitionLog:
     def truncate_suffix(self, index: int) -> None:
         """Removes entries from `index` on; blocking, and only while no flush is under way.
 
-        Newest first, so that a crash in the middle leaves a shorter log and never one with a hole.
+        Raises CorruptLogError, with nothing changed, where it cannot read what stays; LogFailedError if the disk fails.
         """
         assert self._job is None and index > self.checkpoint.index
+        if self.failure is not None:
+            raise self.failure
         if index >= self.next_index:
             return
         if index >= self._synced_index:
             raise ValueError("flush before truncating entries that are only in memory")
+        keep = self._find(lambda s: s.next_index > index)
+        segment = self._segments[keep]
+        position, end = 0, None
+        for at, header, _ in scan_frames(self._disk.open(segment.path), segment.path, 0, segment.synced_bytes):
+            if header.index >= index:
+                break
+            position, end = at + header.frame_length, LogEnd(index, header.next_offset, header.term)
+        if end is None:
+            end = LogEnd(index, segment.base_offset, self._term_before(segment))
+        segment.load_index(self._disk, self._settings.index_interval_bytes).truncate(position)
+        try:
+            self._cut_files(keep, position, index)
+        except OSError as error:
+            # Files and memory differ now; only recovery can tell what is there.
+            raise self._stop(error) from error
+        segment.size_bytes = segment.synced_bytes = position
+        segment.next_index, segment.next_offset, self.last_term = end
+        self._pending, self._pending_start, self._synced_index = [], end, index
+
+    def _cut_files(self, keep: int, position: int, index: int) -> None:
+        """Newest first, so that a crash in the middle leaves a shorter log and never one with a hole."""
         # Lowered first: a mark above the end would make the next recovery see damage.
         self._mark.write(index, 0, sync=True)
-        keep = self._find(lambda s: s.next_index > index)
         while len(self._segments) - 1 > keep:
             self._remove_files(self._segments.pop())
             self._disk.sync_directory(self._directory)
         segment = self._active
-        position, next_offset, self.last_term = 0, segment.base_offset, self._term_before(segment)
-        for at, header, _ in scan_frames(self._disk.open(segment.path), segment.path, 0, segment.synced_bytes):
-            if header.index >= index:
-                break
-            position, next_offset, self.last_term = at + header.frame_length, header.next_offset, header.term
-        segment.load_index(self._disk, self._settings.index_interval_bytes).truncate(position)
         if self._disk.exists(index_path(segment.path)):
             # It covers bytes that are about to change.
             self._disk.remove(index_path(segment.path))
@@ -298,10 +302,11 @@ class PartitionLog:
         segment.file = self._disk.open(segment.path)
         segment.file.truncate(position)
         segment.file.datasync()
-        segment.size_bytes = segment.synced_bytes = position
-        segment.next_index, segment.next_offset = index, next_offset
-        self._synced_index = self._pending_first = index
-        self._synced_offset = next_offset
+
+    def _term_before(self, segment: Segment) -> int:
+        for _, header, _ in self.scan(segment.first_index - 1):
+            return header.term if header.index < segment.first_index else self.checkpoint.term
+        return self.checkpoint.term
 
     def trim_prefix(self, index: int) -> int:
         """Removes whole segments below `index`, returns how many; blocking. The check-point must reach that far."""
@@ -310,7 +315,9 @@ class PartitionLog:
         while len(self._segments) > 1 and self._segments[0].next_index <= index:
             if self._segments[1].synced_bytes == 0:
                 break  # the next segment is not on disk yet
-            self._remove_files(self._segments.pop(0))
+            # Forgotten only when it is gone: a later trim beyond one that stayed would leave a hole.
+            self._remove_files(self._segments[0])
+            del self._segments[0]
             removed += 1
         if removed:
             self._disk.sync_directory(self._directory)
@@ -353,15 +360,14 @@ class PartitionLog:
         """A job that makes `checkpoint` the point from which recovery replays. Never beyond what is committed."""
         assert self.checkpoint.index <= checkpoint.index < self._synced_index
         segment = self._active
-        end = (self._synced_index, self._synced_offset)
-        if segment.synced_bytes == 0:
-            end = (segment.first_index, segment.base_offset)
         self._checkpoint_due_bytes = 0
+        # Below the check-point only: no later truncation reaches there, so this index is true whenever it is written.
+        index = segment.index.encode_below(checkpoint.index + 1, segment.first_index, segment.base_offset)
         return CheckpointJob(
             self._disk,
             f"{self._directory}/{STATE_FILE}",
             index_path(segment.path),
-            segment.index.encode(segment.synced_bytes, *end, segment.base_offset),
+            index,
             checkpoint,
         )
 

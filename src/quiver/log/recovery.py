@@ -8,19 +8,21 @@ it, in the last segment, a bad frame is a write the crash interrupted, and the l
 from __future__ import annotations
 
 import itertools
+import os
 from typing import Final, NamedTuple
 
 from quiver.config import LogSettings
 from quiver.errors import CorruptLogError
 from quiver.log.checkpoint import Checkpoint, read_checkpoint
-from quiver.log.disk import Disk
+from quiver.log.disk import Disk, File
 from quiver.log.index import SparseIndex
-from quiver.log.segment import SUFFIX, Segment, read_index, rebuild_index, scan_frames, segment_path
+from quiver.log.segment import SUFFIX, Segment, index_path, read_index, rebuild_index, scan_frames, segment_path
 from quiver.log.slots import TwoSlots
 from quiver.wire.frame import HEADER_BYTES, FrameError, decode_header
 
 STATE_FILE: Final = "state"
 MARK_FILE: Final = "synced"
+_COPY_BYTES: Final = 1024 * 1024
 
 
 class Recovered(NamedTuple):
@@ -35,13 +37,15 @@ def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
     disk.make_directory(directory)
     names = disk.list(directory)
     for name in names:
-        if name.endswith(".tmp"):
+        # An index whose segment is gone would be taken for that of the next segment with this first index.
+        if name.endswith(".tmp") or (name.endswith(".idx") and name.replace(".idx", SUFFIX) not in names):
             disk.remove(f"{directory}/{name}")
     firsts = sorted(int(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX))
     mark = TwoSlots(disk, f"{directory}/{MARK_FILE}")
     checkpoint = _checkpoint(disk, directory, firsts)
-    synced_index = mark.values[0]
     start = checkpoint.index + 1
+    # A check-point stands for entries that were synced, also when a power cut took the mark back.
+    synced_index = max(mark.values[0], start)
     if firsts and firsts[0] > start:
         raise CorruptLogError.at(segment_path(directory, start), 0, f"entries {start} to {firsts[0] - 1} are missing")
     if not firsts:
@@ -64,7 +68,6 @@ def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
     segments.append(last)
     if last_term is None:
         last_term = _term_at_end(disk, segments[-2], settings) if len(segments) > 1 else checkpoint.term
-    # What a killed process wrote but did not sync is served from now on, so it must not vanish later.
     assert last.file is not None
     last.file.datasync()
     disk.sync_directory(directory)
@@ -126,21 +129,39 @@ def _open_last(
         )
     segment.size_bytes = start
     last_term: int | None = None
+    unsynced_at: int | None = None
     try:
         for at, header, _ in scan_frames(file, path, start, size_bytes):
             if header.index != segment.next_index or header.base_offset != segment.next_offset:
                 raise CorruptLogError.at(path, at, f"found entry {header.index} instead of {segment.next_index}")
+            if header.index >= synced_index and unsynced_at is None:
+                unsynced_at = at
             segment.add(header)
             last_term = header.term
     except CorruptLogError:
         if segment.next_index < synced_index:
             raise
+        if found is not None and found.covered_bytes > segment.size_bytes:
+            disk.remove(index_path(path))  # it covers bytes that are cut now
+            disk.sync_directory(os.path.dirname(path))
         file.truncate(segment.size_bytes)
     if segment.next_index < synced_index:
         reason = f"the log ends before entry {segment.next_index}, but entries up to {synced_index - 1} were stored"
         raise CorruptLogError.at(path, segment.size_bytes, reason)
     segment.synced_bytes = segment.size_bytes
+    if unsynced_at is not None:
+        _write_again(file, unsynced_at, segment.size_bytes)
     return segment, last_term, size_bytes - segment.size_bytes
+
+
+def _write_again(file: File, position: int, end: int) -> None:
+    """Makes the next sync cover what a process wrote that was killed or had its sync fail.
+
+    It is served from now on, so it must not vanish later. After a failed sync the system holds such pages as clean,
+    and no sync alone would bring them to the medium.
+    """
+    for at in range(position, end, _COPY_BYTES):
+        file.pwrite([file.pread(min(_COPY_BYTES, end - at), at)], at)
 
 
 def _first_base_offset(disk: Disk, path: str, checkpoint: Checkpoint) -> int:

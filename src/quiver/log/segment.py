@@ -98,7 +98,7 @@ def scan_frames(file: File, path: str, position: int, end: int) -> Iterator[tupl
     """(position, header, payload) of each frame, checksums checked; CorruptLogError at the first that is not whole."""
     wanted = 0
     while position < end:
-        view = memoryview(file.pread(min(max(_SCAN_CHUNK_BYTES, wanted), end - position), position))
+        view = _read(file, path, position, min(max(_SCAN_CHUNK_BYTES, wanted), end - position))
         at = wanted = 0
         while at < len(view):
             try:
@@ -112,9 +112,15 @@ def scan_frames(file: File, path: str, position: int, end: int) -> Iterator[tupl
                 raise CorruptLogError.at(path, position + at, error.reason) from error
             yield position + at, header, payload
             at += header.frame_length
-        if not view:
-            raise CorruptLogError.at(path, position, "the file is shorter than it was")
         position += at
+
+
+def _read(file: File, path: str, position: int, length: int) -> memoryview:
+    view = memoryview(file.pread(length, position))
+    if len(view) < length:
+        # Also when only a part is missing: reading again would not bring it.
+        raise CorruptLogError.at(path, position + len(view), "the file is shorter than it was")
+    return view
 
 
 def read_index(disk: Disk, path: str, interval_bytes: int) -> IndexFile | None:
@@ -145,9 +151,8 @@ def read_chunk(disk: Disk, spans: list[Span], offset: int, index_end: int, bytes
     for span in spans:
         file, position, wanted = disk.open(span.path), span.position, 0
         while position < span.end:
-            view = memoryview(file.pread(min(max(bytes_max, wanted, HEADER_BYTES), span.end - position), position))
-            if not view:
-                raise CorruptLogError.at(span.path, position, "the file is shorter than it was")
+            length = min(max(bytes_max, wanted, HEADER_BYTES), span.end - position)
+            view = _read(file, span.path, position, length)
             found = _cut(view, span, position, offset, index_end, bytes_max)
             if found.stop - found.start > 0:
                 return view[found.start : found.stop]

@@ -41,12 +41,17 @@ class TwoSlots:
         self.damaged = existed and valid == 0 and any(raw)
 
     def write(self, first: int, second: int, *, sync: bool) -> None:
-        self._version += 1
-        raw = bytearray(_SLOT.pack(0, self._version, first, second))
+        version = self._version + 1
+        raw = bytearray(_SLOT.pack(0, version, first, second))
         struct.pack_into("<I", raw, 0, crc32c(raw[4:]))
-        self._file.pwrite([raw], self._version % 2 * _SLOT_SPACING)
+        self._file.pwrite([raw], version % 2 * _SLOT_SPACING)
         if sync:
             self._file.datasync()
+            # The second copy: with one alone, a flipped bit would silently bring back the value before. It is not
+            # waited for, and the next write begins with its slot, so the synced copy is never the one at risk.
+            self._file.pwrite([raw], (version + 1) % 2 * _SLOT_SPACING)
+        # Only now: a write that failed is followed by one to the same slot, never to the only good one.
+        self._version = version
         self.values = (first, second)
 
 
@@ -62,14 +67,13 @@ class HardStateFile:
 
     def __init__(self, disk: Disk, directory: str) -> None:
         path = f"{directory}/hardstate"
-        fresh = not disk.exists(path)
         self._slots = TwoSlots(disk, path)
         if self._slots.damaged:
             # Guessing a vote could elect two leaders in one term.
             raise CorruptLogError.at(path, 0, "no valid copy of term and vote")
-        if fresh:
-            self._slots.write(0, 0, sync=True)
-            disk.sync_directory(directory)
+        # A killed process may have left it, or the file's name, in the page cache only. Who reads a vote acts on it.
+        self._slots.write(*self._slots.values, sync=True)
+        disk.sync_directory(directory)
 
     @property
     def value(self) -> HardState:

@@ -1,0 +1,366 @@
+"""A disk in memory that loses, tears and fails as real ones do; the other implementation of `quiver.log.disk`.
+
+It models a page cache over a medium. Writes and truncations are seen at once but are on the medium only after
+`datasync` of that file; creations, renames and removals only after `sync_directory`. Then:
+
+- `crash()` is a power cut: each unsynced write survives, vanishes, or is torn at sector boundaries; of the changes of
+  a file's length, and of the operations in a directory, some first part survives. Old handles are dead.
+- `kill()` is the death of the process: the page cache survives, old handles are dead.
+- A failed datasync forgets which pages were dirty, as Linux does: the bytes are read back until the next power cut,
+  no later datasync brings them to the medium.
+
+Rule: everything follows from the seed and the calls; no clock, no threads, no other source of chance.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import errno
+import os
+import random
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from quiver.log.disk import Buffer, File
+
+SECTOR_BYTES: Final = 512
+
+
+class SimulatedCrash(Exception):
+    """The machine stopped here. Every operation raises it until `crash()` or `kill()` is called."""
+
+
+class _Write(NamedTuple):
+    position: int
+    data: bytes
+
+
+class _Resize(NamedTuple):
+    length: int
+
+
+def _apply(image: bytearray, change: _Write | _Resize) -> None:
+    end = change.length if isinstance(change, _Resize) else change.position + len(change.data)
+    if len(image) < end:
+        image.extend(bytes(end - len(image)))  # what was never written reads as zeros
+    if isinstance(change, _Resize):
+        del image[end:]
+    else:
+        image[change.position : end] = change.data
+
+
+class _Inode:
+    __slots__ = ("cache", "medium", "unsynced")
+
+    def __init__(self) -> None:
+        self.cache = bytearray()
+        self.medium = bytearray()
+        self.unsynced: list[_Write | _Resize] = []
+
+    def change(self, change: _Write | _Resize) -> None:
+        if isinstance(change, _Resize) or change.data:
+            _apply(self.cache, change)
+            self.unsynced.append(change)
+
+    def used_bytes(self) -> int:
+        return len(self.cache)
+
+    def sync(self) -> None:
+        for change in self.unsynced:
+            _apply(self.medium, change)
+        self.unsynced = []
+
+    def settle(self, chance: random.Random) -> None:
+        """Lets chance decide how much of what is unsynced reached the medium."""
+        lengths_kept = _first_part(chance, len(self.unsynced))
+        length = len(self.medium)
+        for number, change in enumerate(self.unsynced):
+            kept = number < lengths_kept
+            if isinstance(change, _Write):
+                for part in _surviving_parts(chance, change):
+                    _apply(self.medium, part)
+                if kept:
+                    length = max(length, change.position + len(change.data))
+            elif kept:
+                length = change.length
+                _apply(self.medium, change)
+        _apply(self.medium, _Resize(length))
+        self.unsynced = []
+
+
+def _first_part(chance: random.Random, count: int) -> int:
+    """How many of so many steps happened; none and all are as likely as something between."""
+    return chance.choice((0, count, chance.randint(0, count)))
+
+
+def _surviving_parts(chance: random.Random, write: _Write) -> Iterator[_Write]:
+    fate = chance.choice(("survives", "vanishes", "torn"))
+    if fate == "survives":
+        yield write
+    elif fate == "torn":
+        start, end = write.position, write.position + len(write.data)
+        for sector in range(start // SECTOR_BYTES, (end + SECTOR_BYTES - 1) // SECTOR_BYTES):
+            first, last = max(start, sector * SECTOR_BYTES), min(end, (sector + 1) * SECTOR_BYTES)
+            if chance.random() < 0.5:
+                yield _Write(first, write.data[first - start : last - start])
+
+
+class _Directory:
+    __slots__ = ("medium", "now", "unsynced")
+
+    def __init__(self) -> None:
+        self.now: dict[str, _Inode | _Directory] = {}
+        self.medium: dict[str, _Inode | _Directory] = {}
+        self.unsynced: list[dict[str, _Inode | _Directory | None]] = []
+
+    def change(self, names: dict[str, _Inode | _Directory | None]) -> None:
+        """One operation that happens as a whole: these names now mean this, None removes them."""
+        _rename(self.now, names)
+        self.unsynced.append(names)
+
+    def sync(self) -> None:
+        for names in self.unsynced:
+            _rename(self.medium, names)
+        self.unsynced = []
+
+    def settle(self, chance: random.Random) -> None:
+        """A power cut: what is left is what the medium has."""
+        del self.unsynced[_first_part(chance, len(self.unsynced)) :]
+        self.sync()
+        self.now = dict(self.medium)
+        for item in self.now.values():
+            item.settle(chance)
+            if isinstance(item, _Inode):
+                item.cache = bytearray(item.medium)
+
+    def used_bytes(self) -> int:
+        return sum(item.used_bytes() for item in self.now.values())
+
+
+def _rename(names: dict[str, _Inode | _Directory], changes: dict[str, _Inode | _Directory | None]) -> None:
+    for name, item in changes.items():
+        if item is None:
+            names.pop(name, None)
+        else:
+            names[name] = item
+
+
+@dataclasses.dataclass(slots=True)
+class _Fault:
+    operation: str
+    error: int
+    countdown: int
+    path: str
+
+
+class FaultyFile:
+    __slots__ = ("_disk", "_generation", "_inode", "_path")
+
+    def __init__(self, disk: FaultyDisk, path: str, inode: _Inode) -> None:
+        self._disk = disk
+        self._path = path
+        self._inode = inode
+        self._generation = disk.generation
+
+    def _check_alive(self) -> None:
+        self._disk.check_running()
+        if self._generation != self._disk.generation:
+            raise OSError(errno.EBADF, "this handle was opened before a crash", self._path)
+
+    def pread(self, length: int, position: int) -> bytes:
+        self._check_alive()
+        self._disk.meet_fault("pread", self._path)
+        return bytes(self._inode.cache[position : position + length])
+
+    def pwrite(self, buffers: Sequence[Buffer], position: int) -> int:
+        self._check_alive()
+        data = b"".join(buffers)
+        try:
+            self._disk.step("pwrite", self._path)
+        except (OSError, SimulatedCrash):
+            # Interrupted between two sectors, if not before the first.
+            end = position + self._disk.chance.randint(0, len(data))
+            self._inode.change(_Write(position, data[: max(0, end - end % SECTOR_BYTES - position)]))
+            raise
+        room_bytes = self._disk.room_bytes()
+        if room_bytes is not None and position + len(data) > len(self._inode.cache) + room_bytes:
+            # A filling disk first writes what fits.
+            fits = max(0, len(self._inode.cache) + room_bytes - position)
+            self._inode.change(_Write(position, data[:fits]))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+        self._inode.change(_Write(position, data))
+        return len(data)
+
+    def size(self) -> int:
+        self._check_alive()
+        return len(self._inode.cache)
+
+    def truncate(self, length: int) -> None:
+        self._check_alive()
+        self._disk.step("truncate", self._path)
+        self._inode.change(_Resize(length))
+
+    def datasync(self) -> None:
+        self._check_alive()
+        try:
+            self._disk.step("datasync", self._path)
+        except OSError:
+            self._inode.settle(self._disk.chance)
+            self._inode.unsynced = [_Resize(len(self._inode.cache))]  # lengths are in the journal, pages are lost
+            raise
+        self._inode.sync()
+
+
+class FaultyDisk:
+    def __init__(self, seed: int, capacity_bytes: int | None = None) -> None:
+        """`capacity_bytes` may be changed at any time; writes that pass it are cut short with ENOSPC."""
+        self.chance = random.Random(seed)
+        self.capacity_bytes = capacity_bytes
+        self.generation = 0
+        self.operations = 0  # changes and syncs so far
+        self._root = _Directory()
+        self._faults: list[_Fault] = []
+        self._stop_at: int | None = None
+
+    # -- what can happen to it -----------------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """Power loss, and the machine starts again."""
+        self.kill()
+        self._root.settle(self.chance)
+
+    def kill(self) -> None:
+        """The process dies and all its handles with it; what it wrote is still in the page cache."""
+        self.generation += 1
+        self._stop_at = None
+
+    def fail(self, operation: str, error: int, nth: int = 1, path: str = "") -> None:
+        """Makes the n-th such operation from now, on a path that contains `path`, raise OSError(error), once.
+
+        Operations are the method names of the Disk and File protocols.
+        """
+        self._faults.append(_Fault(operation, error, nth, path))
+
+    def heal(self) -> None:
+        """Takes back all ordered failures that have not happened."""
+        self._faults = []
+
+    def stop_at(self, nth: int) -> None:
+        """Makes the n-th change or sync from now, and everything after it, raise SimulatedCrash."""
+        self._stop_at = self.operations + nth
+
+    def flip(self, path: str, byte: int, bit: int) -> None:
+        """Bit rot: on the medium and in what is read."""
+        inode = self._inode(path)
+        for image in (inode.cache, inode.medium):
+            if byte < len(image):
+                image[byte] ^= 1 << bit
+
+    def room_bytes(self) -> int | None:
+        return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self._root.used_bytes())
+
+    def check_running(self) -> None:
+        if self._stop_at is not None and self.operations >= self._stop_at:
+            raise SimulatedCrash
+
+    def step(self, operation: str, path: str) -> None:
+        """Counts a change or sync that is about to happen, and raises what was ordered for it."""
+        self.check_running()
+        self.operations += 1
+        self.check_running()
+        self.meet_fault(operation, path)
+
+    def meet_fault(self, operation: str, path: str) -> None:
+        for fault in list(self._faults):
+            if fault.operation == operation and fault.path in path:
+                fault.countdown -= 1
+                if fault.countdown == 0:
+                    self._faults.remove(fault)
+                    raise OSError(fault.error, os.strerror(fault.error), path)
+
+    # -- the Disk protocol ---------------------------------------------------------------------------------------
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        directory, name = self._parent(path)
+        if name not in directory.now and create:
+            self.step("open", path)
+            directory.change({name: _Inode()})
+        else:
+            self.check_running()
+            self.meet_fault("open", path)
+        return FaultyFile(self, path, self._inode(path))
+
+    def exists(self, path: str) -> bool:
+        return self._find(path) is not None
+
+    def list(self, directory: str) -> builtins.list[str]:
+        return sorted(self._directory(directory).now)
+
+    def make_directory(self, path: str) -> None:
+        self.step("make_directory", path)
+        here = self._root
+        for name in _names(path):
+            if name not in here.now:
+                here.change({name: _Directory()})
+            here.sync()
+            found = here.now[name]
+            assert isinstance(found, _Directory), f"{path} is a file"
+            here = found
+
+    def rename(self, source: str, target: str) -> None:
+        assert os.path.dirname(source) == os.path.dirname(target), "only renames within one directory are simulated"
+        directory, name = self._parent(source)
+        inode = self._inode(source)
+        self.step("rename", source)
+        directory.change({name: None, os.path.basename(target): inode})
+
+    def remove(self, path: str) -> None:
+        self._inode(path)
+        self.step("remove", path)
+        self._unlink(path)
+
+    def remove_tree(self, path: str) -> None:
+        for name in self.list(path):
+            inner = f"{path}/{name}"
+            if isinstance(self._find(inner), _Directory):
+                self.remove_tree(inner)
+            else:
+                self.remove(inner)
+        self.step("remove_tree", path)
+        self._unlink(path)
+
+    def _unlink(self, path: str) -> None:
+        directory, name = self._parent(path)
+        directory.change({name: None})
+
+    def sync_directory(self, path: str) -> None:
+        self.step("sync_directory", path)
+        self._directory(path).sync()
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    def _find(self, path: str) -> _Inode | _Directory | None:
+        here: _Inode | _Directory | None = self._root
+        for name in _names(path):
+            here = here.now.get(name) if isinstance(here, _Directory) else None
+        return here
+
+    def _inode(self, path: str) -> _Inode:
+        found = self._find(path)
+        if not isinstance(found, _Inode):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return found
+
+    def _directory(self, path: str) -> _Directory:
+        found = self._find(path)
+        if not isinstance(found, _Directory):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return found
+
+    def _parent(self, path: str) -> tuple[_Directory, str]:
+        return self._directory(os.path.dirname(path)), os.path.basename(path)
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in path.split("/") if name]
