@@ -60,6 +60,7 @@ class Partition:
         self._inbox: deque[tuple[Callable[[], None], asyncio.Future[Any]]] = deque()
         # Appended and not committed: header, what `apply` needs of the payload, and who waits for it.
         self._tail: deque[tuple[FrameHeader, Any, list[tuple[asyncio.Future[Any], Any]]]] = deque()
+        self._new_positions: list[tuple[Position, asyncio.Future[Any]]] = []
         self._commit_waiters: set[asyncio.Future[bool]] = set()
         self._checkpointing: asyncio.Task[None] | None = None
         self._stopping = False
@@ -241,13 +242,15 @@ class Partition:
 
     def _take_inbox(self) -> None:
         while self._inbox:
-            admit, future = self._inbox.popleft()
-            if future.done():
-                continue  # the asker is gone
-            try:
-                admit()
-            except QuiverError as error:
-                future.set_exception(error)
+            admit, future = self._inbox[0]
+            if not future.done():  # else the asker is gone
+                try:
+                    admit()
+                except QuiverError as error:
+                    future.set_exception(error)
+            self._inbox.popleft()
+        if self._new_positions:
+            self._propose_positions()
 
     def _admit_batch(self, entry: Entry, future: asyncio.Future[Any]) -> None:
         sequenced = 0 if entry.flags & FLAG_UNSEQUENCED else entry.producer_id
@@ -269,8 +272,19 @@ class Partition:
             )
         if position.consumer not in self._state.positions and len(self._state.positions) >= POSITIONS_MAX:
             raise OverloadedError(f"{self.topic}-{self.number} has its maximum of {POSITIONS_MAX} consumers")
-        self._propose(Entry.control(Kind.POSITIONS, msgspec.msgpack.encode([position])))
-        self._tail[-1][2].append((future, None))
+        self._new_positions.append((position, future))
+
+    def _propose_positions(self) -> None:
+        """All positions of one turn share an entry."""
+        asked, self._new_positions = self._new_positions, []
+        try:
+            payload = msgspec.msgpack.encode([position for position, _ in asked])
+            self._propose(Entry.control(Kind.POSITIONS, payload))
+        except QuiverError as error:
+            for _, future in asked:
+                future.set_exception(error)
+            return
+        self._tail[-1][2].extend((future, position) for position, future in asked)
 
     def _admit_retention(self, future: asyncio.Future[Any]) -> None:
         try:
@@ -296,11 +310,14 @@ class Partition:
             return
         self._full = False
         while self._tail and self._tail[0][0].index < end:
-            header, payload, waiters = self._tail.popleft()
+            header, payload, waiters = self._tail[0]
             refused = self._state.apply(header, payload)
+            self._tail.popleft()  # not before: whoever waits for an entry must be found when this fails
+            for place in refused:
+                future, position = waiters[place]
+                if not future.done():
+                    future.set_exception(self._conflict(position))
             for future, reply in waiters:
-                if refused and not future.done():
-                    future.set_exception(self._conflict(refused[0]))
                 _settle(future, reply)
             if header.kind == Kind.TRIM:
                 logger.info("trimmed partition=%s-%d start=%d", self.topic, self.number, self._state.start_offset)

@@ -124,8 +124,8 @@ class PartitionState:
 
     # -- what is committed ---------------------------------------------------------------------------------------
 
-    def apply(self, header: FrameHeader, payload: Any) -> list[Position]:
-        """The next entry is committed. Returns the positions in it that were refused: they had moved meanwhile."""
+    def apply(self, header: FrameHeader, payload: Any) -> list[int]:
+        """The next entry is committed. Returns which of the positions in it were refused: they had moved meanwhile."""
         assert header.index == self.applied_index + 1
         tail = self._tail.get(header.producer_id)
         if tail and tail[0][1].index == header.index:
@@ -142,7 +142,8 @@ class PartitionState:
             if header.producer_id and not header.flags & FLAG_UNSEQUENCED:
                 self._apply_batch(header)
         elif header.kind == Kind.POSITIONS:
-            return [position for position in _positions_decoder.decode(payload) if not self._move(position)]
+            moves = enumerate(_positions_decoder.decode(payload))
+            return [place for place, position in moves if not self._move(position)]
         elif header.kind == Kind.TRIM:
             trim = _trim_decoder.decode(payload)
             self.start_offset = max(self.start_offset, trim.offset)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 
 from quiver.clock import Clock
 from quiver.errors import DiskFullError, LogFailedError
@@ -28,7 +28,7 @@ class SoloReplica:
         self._executor = executor
         self._clock = clock
         self._wake = wake
-        self._flush: tuple[FlushJob, asyncio.Future[None]] | None = None
+        self._flush: tuple[FlushJob, Future[None]] | None = None
         self.commit_end = log.synced_index  # exclusive: entries below it are committed
 
     def propose(self, entry: Entry) -> FrameHeader:
@@ -50,12 +50,14 @@ class SoloReplica:
                 return failure
             self.commit_end = self._log.synced_index
         if (next_job := self._log.begin_flush()) is not None:
-            started = asyncio.get_running_loop().run_in_executor(self._executor, next_job.run)
-            started.add_done_callback(lambda _: self._wake())
+            # The thread wakes the owner itself: an asyncio future in between would cost another turn of the loop.
+            loop = asyncio.get_running_loop()
+            started = self._executor.submit(next_job.run)
+            started.add_done_callback(lambda _: loop.call_soon_threadsafe(self._wake))
             self._flush = (next_job, started)
         return None
 
     async def close(self) -> None:
         """Waits for the disk work under way. What was not committed by then was not acknowledged."""
         if self._flush is not None:
-            await asyncio.wait([self._flush[1]])
+            await asyncio.wait([asyncio.wrap_future(self._flush[1])])

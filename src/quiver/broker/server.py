@@ -329,14 +329,16 @@ class Broker:
         partition.check_offset(request.offset)
         while True:
             data = memoryview(b"")
-            if request.offset < partition.high_watermark:
+            seen = partition.high_watermark
+            if request.offset < seen:
                 data = await self._read(partition, request.offset, bytes_max, flow)
             left_s = deadline - loop.time()
             if len(data) >= bytes_min or left_s <= 0:
                 reply = FetchReply(partition.start_offset, partition.high_watermark)
                 return reply, (data,) if data else ()
             del data  # read again when there is more: a thousand fetches that wait would hold it a thousand times
-            await partition.until_commit(left_s)
+            if partition.high_watermark == seen:  # else more was committed during the read: nobody would wake us
+                await partition.until_commit(left_s)
 
     async def _read(self, partition: Partition, offset: int, bytes_max: int, flow: Flow) -> memoryview:
         while True:

@@ -96,8 +96,7 @@ class ClassicApi:
         return {"partitions": _numbers(self._quorum.state.topic(params.text(*TOPIC)))}
 
     async def delete_topic(self, name: str) -> None:
-        await self._registry.delete_topic(name)
-        self._reader.forget(name)
+        self._reader.forget(await self._registry.delete_topic(name))
 
     # -- registration --------------------------------------------------------------------------------------------
 
@@ -112,13 +111,14 @@ class ClassicApi:
     # -- produce -------------------------------------------------------------------------------------------------
 
     async def produce(self, params: Params) -> dict[str, Any]:
-        topic = self._quorum.state.topic(params.text(*TOPIC))
+        topic = await self._registry.topic(params.text(*TOPIC))
         producer = self._registry.producer(params.integer("producer_id"), topic.name)
         value = params.text("message").encode()
         key = params.optional_text("key")
+        key_bytes = None if key is None else key.encode()
         client = params.optional_text(*CLIENT)
         sequence = params.optional_integer("sequence")
-        if len(value) + len(key or "") > self._message_bytes_max:
+        if len(value) + len(key_bytes or b"") > self._message_bytes_max:
             raise MessageTooLargeError(f"Message is larger than the limit of {self._message_bytes_max} bytes")
         if client is not None and not 0 < len(client) <= CLIENT_NAME_MAX:
             raise InvalidRequestError(f"prod_client must have 1 to {CLIENT_NAME_MAX} characters")
@@ -126,9 +126,8 @@ class ClassicApi:
             raise InvalidRequestError("sequence needs prod_client: numbers are counted for each client name")
         if sequence is not None and not 0 <= sequence < 2**62:
             raise InvalidRequestError("sequence counts from 0")
-        partition = self._choose(topic, producer, params.optional_integer(*PARTITION), key, client, sequence)
+        partition = self._choose(topic, producer, params.optional_integer(*PARTITION), key_bytes, client, sequence)
         number = client_number(client) if client is not None else 0
-        key_bytes = None if key is None else key.encode()
         if sequence is None:
             offset = await self._joiner.add(topic.name, partition, number, value, key_bytes)
         else:
@@ -149,7 +148,7 @@ class ClassicApi:
         topic: Topic,
         producer: Producer,
         asked: int | None,
-        key: str | None,
+        key: bytes | None,
         client: str | None,
         sequence: int | None,
     ) -> int:
@@ -163,7 +162,7 @@ class ClassicApi:
         if asked is not None:
             return asked
         if key is not None:
-            return partition_of_key(key.encode(), count)
+            return partition_of_key(key, count)
         if sequence is not None and client is not None:
             # A retry must meet its first try, so the name decides and not whose turn it is.
             return partition_of_key(client.encode(), count)
@@ -183,12 +182,15 @@ class ClassicApi:
     # -- consume -------------------------------------------------------------------------------------------------
 
     async def consume(self, params: Params) -> dict[str, Any]:
-        topic = self._quorum.state.topic(params.text(*TOPIC))
+        topic = await self._registry.topic(params.text(*TOPIC))
         consumer = self._registry.consumer(params.integer("consumer_id"), topic.name)
         after = params.optional_integer("after")
         if after is not None and not -1 <= after < 2**62:
             raise InvalidRequestError("after is an offset, or -1")
         partitions = self._partitions_of(consumer, topic, params.optional_integer(*PARTITION))
+        if after is not None and len(partitions) > 1:
+            # Of which one it is the offset cannot be told; a guess would lose or repeat messages of the others.
+            raise InvalidRequestError("after needs partition_id: it is an offset of one partition")
         lock = self._consuming.get(consumer.id)
         if lock is None:
             lock = self._consuming[consumer.id] = asyncio.Lock()
@@ -196,7 +198,7 @@ class ClassicApi:
             turn = self._next_consume.get(consumer.id, 0)
             for step in range(len(partitions)):
                 number = partitions[(turn + step) % len(partitions)]
-                found = await self._take(consumer, topic.name, number, after)
+                found = await self._take(consumer, topic, number, after)
                 if found is not None:
                     self._next_consume[consumer.id] = turn + step + 1
                     offset, value = found
@@ -205,15 +207,16 @@ class ClassicApi:
         raise RequestError(f"No new message is published to {topic.name}")
 
     async def _take(
-        self, consumer: Consumer, topic: str, partition: int, after: int | None
+        self, consumer: Consumer, topic: Topic, partition: int, after: int | None
     ) -> tuple[int, bytes | None] | None:
         """The next record of one partition, with the position moved past it on disk; None at the end."""
         for _ in range(_POSITION_TRIES_MAX):
-            known = await self._position(consumer, topic, partition)
+            known = await self._position(consumer, topic.name, partition)
             position = max(known.offset or 0, known.start_offset)
             offset = position
-            if after is not None and known.start_offset <= after + 1 < position:
-                offset = after + 1  # an earlier reply was lost: the same message again, the position stays
+            if after is not None and after + 1 < position:
+                # An earlier reply was lost: the same message again, the position stays.
+                offset = max(after + 1, known.start_offset)
             if offset >= known.high_watermark:
                 return None
             value = await self._reader.value_at(topic, partition, offset)
@@ -222,7 +225,8 @@ class ClassicApi:
             expected = -1 if known.offset is None else known.offset
             moved = Position(consumer_name(consumer.id), offset + 1, False, expected)
             try:
-                await self._registry.link_of(topic, partition).call(CommitPosition(topic, partition, moved))
+                link = self._registry.link_of(topic.name, partition)
+                await link.call(CommitPosition(topic.name, partition, moved))
             except ConflictError:
                 continue  # another manager served this consumer meanwhile
             return offset, value
@@ -244,21 +248,27 @@ class ClassicApi:
         return range(len(topic.partitions)) if asked is None else (asked,)
 
     async def size(self, params: Params) -> dict[str, Any]:
-        topic = self._quorum.state.topic(params.text(*TOPIC))
+        topic = await self._registry.topic(params.text(*TOPIC))
         consumer = self._registry.consumer(params.integer("consumer_id"), topic.name)
         partitions = self._partitions_of(consumer, topic, params.optional_integer(*PARTITION))
         replies = await asyncio.gather(*(self._position(consumer, topic.name, number) for number in partitions))
         return {"size": sum(r.high_watermark - max(r.offset or 0, r.start_offset) for r in replies)}
 
+    async def messages_read(self, consumer: Consumer) -> int:
+        """Over all its partitions."""
+        topic = await self._registry.topic(consumer.topic)
+        partitions = self._partitions_of(consumer, topic, None)
+        return sum([(await self._position(consumer, topic.name, number)).offset or 0 for number in partitions])
+
     async def set_offset(self, params: Params) -> dict[str, Any]:
         consumer = self._registry.consumer(params.integer("consumer_id"), params.optional_text(*TOPIC))
         offset = params.integer("offset")
-        topic = self._quorum.state.topic(consumer.topic)
+        topic = await self._registry.topic(consumer.topic)
         partitions = self._partitions_of(consumer, topic, params.optional_integer(*PARTITION))
         replies = [await self._position(consumer, topic.name, number) for number in partitions]
         for number, reply in zip(partitions, replies, strict=True):
             # All are judged before one is moved: a failure changes nothing.
-            if not -1 <= offset < max(reply.high_watermark, 0 if offset == -1 else 1):
+            if not -1 <= offset < reply.high_watermark:
                 raise OffsetOutOfRangeError(
                     f"Offset {offset} is out of range for partition {number} of topic {topic.name}: "
                     f"it may be -1 to {reply.high_watermark - 1}"
@@ -282,7 +292,7 @@ class ClassicApi:
             {
                 "broker_id": broker.id,
                 "endpoint": broker.endpoint,
-                "status": "active" if broker.id in self._registry.brokers_seen else "inactive",
+                "status": self._registry.broker_state(broker.id),
                 "last_heartbeat": _time(self._registry.brokers_seen.get(broker.id)),
             }
             for broker in self._quorum.state.brokers.values()
@@ -307,8 +317,8 @@ class ClassicApi:
         return {
             "role": "primary",
             "term": 1,
-            "transaction": quorum.last_transaction,
-            "lag": quorum.last_transaction - quorum.stored,
+            "transaction": quorum.state.applied,
+            "lag": quorum.state.applied - quorum.stored,
             "managers": [{"ip": ip, "port": port, "role": "primary", "last_heartbeat": _now()}],
             "brokers": self._broker_rows(),
             "producers": _seen("producer_id", quorum.state.producers, registry.producers_seen),

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 from crc32c import crc32c
 
 from quiver.clock import Clock
-from quiver.errors import QuiverError
 from quiver.manager.links import BrokerLink
 from quiver.wire.batch_check import SCHEMA_ID_V1
 from quiver.wire.frame import FLAG_CLIENT, FLAG_UNSEQUENCED
@@ -62,7 +61,7 @@ class Joiner:
             try:
                 flags = FLAG_CLIENT | FLAG_UNSEQUENCED if target[2] else 0
                 base = await self._send(target, [(m.value, m.key) for m in messages], flags, 0)
-            except QuiverError as error:
+            except Exception as error:  # whatever it is: nobody may wait for ever
                 for message in messages:
                     if not message.stored.done():
                         message.stored.set_exception(error)
@@ -92,7 +91,9 @@ class Joiner:
         topic, partition, client = target
         now_us = self._clock.now_us()
         keys: Any = [key for _, key in records]
-        batch = batch_from_lists([now_us], keys if any(keys) else None, [value for value, _ in records], None)
+        if all(key is None for key in keys):
+            keys = None
+        batch = batch_from_lists([now_us], keys, [value for value, _ in records], None)
         payload = encode_batch(batch)
         request = Produce(
             topic,

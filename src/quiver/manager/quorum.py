@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from quiver.clock import Clock
 from quiver.config import LogSettings
-from quiver.errors import CorruptLogError, QuiverError, RequestError, ShuttingDownError
+from quiver.errors import CorruptLogError, LogFailedError, QuiverError, RequestError, ShuttingDownError
 from quiver.log.disk import Disk
 from quiver.log.partition_log import PartitionLog
 from quiver.log.replica import SoloReplica
@@ -77,7 +77,7 @@ class MetadataQuorum:
             logger.info("metadata_replayed from=%d to=%d", self.stored + 1, self.state.applied)
             await self._write_store()
         loop = asyncio.get_running_loop()
-        self._owner = loop.create_task(self._own())
+        self._owner = loop.create_task(self._run())
         self._storer = loop.create_task(self._keep_store())
 
     async def propose(self, command: Command) -> Any:
@@ -86,7 +86,11 @@ class MetadataQuorum:
             if self._stopping:
                 raise ShuttingDownError("the manager is stopping")
             entry = Entry.control(Kind.COMMAND, encode_command(command))
-            header = self._replica.propose(entry)
+            try:
+                header = self._replica.propose(entry)
+            except LogFailedError as error:
+                # A new one each time: a raised error holds its callers' frames.
+                raise LogFailedError(error.message) from None
             future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self._tail.append((header.index, command, future))
             self._wake.set()
@@ -111,6 +115,15 @@ class MetadataQuorum:
         self._store_thread.shutdown()
         self._store.close()
 
+    async def _run(self) -> None:
+        try:
+            await self._own()
+        except Exception as error:
+            # A bug, not a disk: stop here rather than guess, and let nobody wait for an answer that will not come.
+            logger.exception("metadata_owner_failed")
+            self._log.failure = LogFailedError(f"the metadata stopped by an internal error: {error}")
+            self._fail_tail(self._log.failure)
+
     async def _own(self) -> None:
         while True:
             await self._wake.wait()
@@ -119,7 +132,8 @@ class MetadataQuorum:
             if error is not None:
                 self._fail_tail(error)
             while self._tail and self._tail[0][0] < self._replica.commit_end:
-                self._commit(*self._tail.popleft())
+                self._commit(*self._tail[0])
+                self._tail.popleft()  # not before: whoever waits must be found when this fails
             if self._stopping and not self._tail:
                 await self._replica.close()
                 return
@@ -138,6 +152,7 @@ class MetadataQuorum:
             applied = self.state.apply(command)
         except RequestError as refusal:
             self.state.applied = index
+            self._unstored_wake.set()  # the database says that it is done with this one too
             return refusal
         self.state.applied = index
         self._unstored.extend(applied.changes)

@@ -1,6 +1,7 @@
 """Single records for consumers that take one at a time, out of batches that are decoded once.
 
-Rule: a cache of immutable bytes: what was committed at an offset never changes, so nothing here is ever stale.
+Rule: a cache of immutable bytes: what was committed at an offset never changes, so nothing here is ever stale. A
+partition is known by its uid: a deleted topic's name may come again with other messages.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from quiver.manager.links import BrokerLink
+from quiver.metadata.state import Topic
 from quiver.wire.frame import walk_frames
 from quiver.wire.messages import Fetch
 
@@ -26,23 +28,24 @@ class _Run(NamedTuple):
 class RecordReader:
     def __init__(self, link_of: Callable[[str, int], BrokerLink]) -> None:
         self._link_of = link_of
-        self._runs: OrderedDict[tuple[str, int], list[_Run]] = OrderedDict()  # least recently used first
+        self._runs: OrderedDict[str, list[_Run]] = OrderedDict()  # by uid, least recently used first
         self._size_bytes = 0
 
-    async def value_at(self, topic: str, partition: int, offset: int) -> bytes | None:
+    async def value_at(self, topic: Topic, partition: int, offset: int) -> bytes | None:
         """The value of a committed record. Raises what the broker says when there is none."""
-        runs = self._runs.get((topic, partition), ())
-        for run in runs:
+        uid = topic.partitions[partition].uid
+        for run in self._runs.get(uid, ()):
             if run.base_offset <= offset < run.base_offset + len(run.values):
-                self._runs.move_to_end((topic, partition))
+                self._runs.move_to_end(uid)
                 return run.values[offset - run.base_offset]
-        run = await self._fetch(topic, partition, offset)
+        run = await self._fetch(topic.name, partition, offset)
+        self._keep(uid, run)
         return run.values[offset - run.base_offset]
 
-    def forget(self, topic: str) -> None:
-        """The topic is gone; another of that name may come."""
-        for target in [target for target in self._runs if target[0] == topic]:
-            self._size_bytes -= sum(run.size_bytes for run in self._runs.pop(target))
+    def forget(self, topic: Topic) -> None:
+        """The topic is gone: what is kept of it only takes room."""
+        for partition in topic.partitions:
+            self._size_bytes -= sum(run.size_bytes for run in self._runs.pop(partition.uid, ()))
 
     async def _fetch(self, topic: str, partition: int, offset: int) -> _Run:
         from quiver.wire.records import decode_batch
@@ -50,18 +53,18 @@ class RecordReader:
         _, payload = await self._link_of(topic, partition).call(Fetch(topic, partition, offset, 1))
         for _, header, data in walk_frames(memoryview(b"".join(payload))):
             if header.base_offset <= offset < header.next_offset:
-                run = _Run(header.base_offset, decode_batch(data).column("value").to_pylist(), len(data))
-                self._keep(topic, partition, run)
-                return run
+                return _Run(header.base_offset, decode_batch(data).column("value").to_pylist(), len(data))
         raise AssertionError(f"the broker sent no frame with offset {offset}")
 
-    def _keep(self, topic: str, partition: int, run: _Run) -> None:
-        runs = self._runs.setdefault((topic, partition), [])
-        self._runs.move_to_end((topic, partition))
+    def _keep(self, uid: str, run: _Run) -> None:
+        runs = self._runs.setdefault(uid, [])
+        self._runs.move_to_end(uid)
         runs.insert(0, run)
         self._size_bytes += run.size_bytes
         if len(runs) > _RUNS_PER_PARTITION_MAX:
             self._size_bytes -= runs.pop().size_bytes
-        while self._size_bytes > _CACHE_BYTES_MAX and len(self._runs) > 1:
-            _, dropped = self._runs.popitem(last=False)
-            self._size_bytes -= sum(old.size_bytes for old in dropped)
+        while self._size_bytes > _CACHE_BYTES_MAX and (len(self._runs) > 1 or len(runs) > 1):
+            oldest = next(iter(self._runs))
+            self._size_bytes -= self._runs[oldest].pop().size_bytes
+            if not self._runs[oldest]:
+                del self._runs[oldest]

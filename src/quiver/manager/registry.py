@@ -5,16 +5,23 @@ Rule: topics change first in the quorum, then on the brokers; a crash in between
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import uuid
 from typing import Final
 
 from quiver.clock import Clock
-from quiver.errors import InvalidRequestError, RequestError, TopicExistsError, UnknownTopicError
+from quiver.errors import (
+    InvalidRequestError,
+    RequestError,
+    TopicExistsError,
+    UnavailableError,
+    UnknownTopicError,
+)
 from quiver.manager.links import BrokerLink
 from quiver.manager.quorum import MetadataQuorum
 from quiver.metadata import commands
-from quiver.metadata.state import Broker, Consumer, Producer, Topic
+from quiver.metadata.state import Broker, Consumer, Producer, Topic, check_partition
 from quiver.types import PARTITIONS_MAX, PartitionStatus, check_topic_name
 from quiver.wire.messages import CreateTopic, DeleteTopic, GetStatus, StatusReply
 
@@ -27,6 +34,9 @@ class Registry:
         self._quorum = quorum
         self._clock = clock
         self._links: dict[int, BrokerLink] = {}
+        # One change of topics at a time: a name is not given again before its old files are gone.
+        self._changing = asyncio.Lock()
+        self._hosted: set[str] = set()  # topics that the brokers have, by the uid of their first partition
         self.producers_seen: dict[int, int] = {}
         self.consumers_seen: dict[int, int] = {}
         self.brokers_seen: dict[int, int] = {}
@@ -43,6 +53,7 @@ class Registry:
         hosted: dict[str, list[str]] = {}
         for status in await self.broker_status(broker.id):
             hosted.setdefault(status.topic, []).append(status.uid)
+        self._hosted.update(uids[0] for uids in hosted.values())
         for topic in list(state.topics.values()):
             if topic.name not in hosted:
                 await self._host(topic)  # a crash came between the quorum and the broker
@@ -52,6 +63,13 @@ class Registry:
                 command = commands.CreateTopic(name, uids, REPLICATION_FACTOR_DEFAULT, self._clock.now_us())
                 await self._quorum.propose(command)
 
+    def broker_state(self, broker_id: int) -> str:
+        return "active" if broker_id in self.brokers_seen else "inactive"
+
+    @property
+    def attached(self) -> list[int]:
+        return list(self._links)
+
     async def broker_status(self, broker_id: int) -> list[PartitionStatus]:
         reply, _ = await self._links[broker_id].call(GetStatus())
         assert isinstance(reply, StatusReply)
@@ -60,20 +78,36 @@ class Registry:
 
     def link_of(self, topic: str, partition: int) -> BrokerLink:
         """The leader of a partition."""
-        return self._links[self._quorum.state.topic(topic).partitions[partition].replicas[0]]
+        replicas = self._quorum.state.topic(topic).partitions[partition].replicas
+        link = self._links.get(replicas[0]) if replicas else None
+        if link is None:
+            raise UnavailableError(f"no broker that holds partition {partition} of topic {topic} is here now")
+        return link
 
     def links(self) -> list[BrokerLink]:
         return list(self._links.values())
 
     # -- topics --------------------------------------------------------------------------------------------------
 
+    async def topic(self, name: str) -> Topic:
+        """A topic that its brokers have. One that is just being made is waited for; one whose files could not be made
+        is tried again."""
+        topic = self._quorum.state.topic(name)
+        if topic.partitions[0].uid in self._hosted:
+            return topic
+        async with self._changing:
+            topic = self._quorum.state.topic(name)
+            await self._host(topic)
+            return topic
+
     async def create_topic(self, name: str, partitions: int, replication_factor: int) -> Topic:
         command = self._creation(name, partitions, replication_factor)
         if name in self._quorum.state.topics:
             raise TopicExistsError("Topic already exists", topic=name)
-        topic: Topic = await self._quorum.propose(command)
-        await self._host(topic)
-        return topic
+        async with self._changing:
+            topic: Topic = await self._quorum.propose(command)
+            await self._host(topic)
+            return topic
 
     def _creation(self, name: str, partitions: int, replication_factor: int) -> commands.CreateTopic:
         check_topic_name(name)
@@ -86,30 +120,52 @@ class Registry:
 
     async def _host(self, topic: Topic) -> None:
         uids = [partition.uid for partition in topic.partitions]
+        if uids[0] in self._hosted:
+            return
         for link in self._links.values():
             with contextlib.suppress(TopicExistsError):  # said twice: the broker has it
                 await link.call(CreateTopic(topic.name, len(uids), topic.replication_factor, uids))
+        self._hosted.add(uids[0])
 
-    async def delete_topic(self, name: str) -> None:
-        await self._quorum.propose(commands.DeleteTopic(name))
-        for link in self._links.values():
-            with contextlib.suppress(UnknownTopicError):
-                await link.call(DeleteTopic(name))
+    async def delete_topic(self, name: str) -> Topic:
+        self._quorum.state.topic(name)  # refused without a trace in the log
+        async with self._changing:
+            topic: Topic = await self._quorum.propose(commands.DeleteTopic(name))
+            self._hosted.discard(topic.partitions[0].uid)
+            for link in self._links.values():
+                with contextlib.suppress(UnknownTopicError):
+                    await link.call(DeleteTopic(name))
+        state = self._quorum.state
+        self.producers_seen = {known: seen for known, seen in self.producers_seen.items() if known in state.producers}
+        self.consumers_seen = {known: seen for known, seen in self.consumers_seen.items() if known in state.consumers}
+        return topic
 
     # -- who may do what -----------------------------------------------------------------------------------------
 
     async def register_producer(self, topic: str, partition: int | None) -> Producer:
-        state = self._quorum.state
-        create = None if topic in state.topics else self._creation(topic, 1, REPLICATION_FACTOR_DEFAULT)
-        command = commands.RegisterProducer(topic, partition, create, self._clock.now_us())
-        producer: Producer = await self._quorum.propose(command)
-        if create is not None:
-            await self._host(state.topic(topic))
+        known = self._quorum.state.topics.get(topic)
+        if known is not None:
+            check_partition(topic, len(known.partitions), partition)  # refused without a trace in the log
+            producer = await self._propose_producer(topic, partition, None)
+        else:
+            create = self._creation(topic, 1, REPLICATION_FACTOR_DEFAULT)
+            check_partition(topic, len(create.uids), partition)
+            async with self._changing:
+                producer = await self._propose_producer(topic, partition, create)
+                await self._host(self._quorum.state.topic(topic))
         self.producers_seen[producer.id] = self._clock.now_us()
         return producer
 
+    async def _propose_producer(
+        self, topic: str, partition: int | None, create: commands.CreateTopic | None
+    ) -> Producer:
+        command = commands.RegisterProducer(topic, partition, create, self._clock.now_us())
+        producer: Producer = await self._quorum.propose(command)
+        return producer
+
     async def register_consumer(self, topic: str, partition: int | None) -> Consumer:
-        self._quorum.state.topic(topic)  # refused without a trace in the log
+        known = self._quorum.state.topic(topic)
+        check_partition(topic, len(known.partitions), partition)  # refused without a trace in the log
         consumer: Consumer = await self._quorum.propose(
             commands.RegisterConsumer(topic, partition, self._clock.now_us())
         )
@@ -126,6 +182,7 @@ class Registry:
     def consumer(self, consumer_id: int, topic: str | None) -> Consumer:
         consumer = self._quorum.state.consumers.get(consumer_id)
         if consumer is None or topic not in (None, consumer.topic):
-            raise RequestError(f"Consumer {consumer_id} is not registered to topic {topic}")
+            where = "" if topic is None else f" to topic {topic}"
+            raise RequestError(f"Consumer {consumer_id} is not registered{where}")
         self.consumers_seen[consumer_id] = self._clock.now_us()
         return consumer

@@ -7,6 +7,7 @@ leave its outcome unknown. A late reply to a request that timed out is dropped.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
@@ -38,7 +39,7 @@ def _decode_reply(reply_type: type[R], header: memoryview) -> R:
         decoder = _decoders[reply_type] = msgspec.msgpack.Decoder(reply_type)
     try:
         return cast(R, decoder.decode(header))
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"the server's {reply_type.__name__} cannot be read: {error}") from error
 
 
@@ -52,16 +53,18 @@ class Connection(PacketProtocol):
         self.address = address
         self._waiting: dict[int, asyncio.Future[Packet]] = {}
         self._correlations = itertools.count(1)
+        self._refusal: QuiverError | None = None  # said to the whole connection; it may come before the first request
 
     def submit(self, request: Struct, payload: Sequence[Buffer] = ()) -> asyncio.Future[Packet]:
         """Sends at once and returns the future reply packet; the order of calls is the order on the wire."""
         future: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
-        if not self.is_open:
-            future.set_exception(ConnectionLostError(f"the connection to {self.address} is closed"))
+        if self._refusal is not None or not self.is_open:
+            lost = ConnectionLostError(f"the connection to {self.address} is closed")
+            future.set_exception(self._refusal or lost)
             return future
         correlation = next(self._correlations)
         self._waiting[correlation] = future
-        future.add_done_callback(lambda _: self._waiting.pop(correlation, None))
+        future.add_done_callback(functools.partial(self._ended, correlation))
         self.send_packet(KIND_OF[type(request)], 0, correlation, request, payload)
         return future
 
@@ -81,12 +84,18 @@ class Connection(PacketProtocol):
         if self.transport is not None:
             self.transport.close()
 
+    def abort(self) -> None:
+        """Ends it at once, with what was not yet written; every request on it fails as lost."""
+        if self.transport is not None:
+            self.transport.abort()
+
     # -- asyncio's side ------------------------------------------------------------------------------------------
 
     def packet_received(self, packet: Packet) -> None:
         future = self._waiting.get(packet.correlation)
         if future is None and packet.flags & FLAG_ERROR and packet.correlation == 0:
-            self._fail_all(_error_of(packet))  # said to the whole connection, before it was admitted
+            self._refusal = _error_of(packet)
+            self._fail_all(self._refusal)
         if future is None or future.done() or not packet.flags & FLAG_REPLY:
             return
         if packet.flags & FLAG_ERROR:
@@ -102,6 +111,11 @@ class Connection(PacketProtocol):
         self.resume_writing()
         why = f": {exc}" if exc else ""
         self._fail_all(ConnectionLostError(f"the connection to {self.address} was lost{why}"))
+
+    def _ended(self, correlation: int, future: asyncio.Future[Packet]) -> None:
+        self._waiting.pop(correlation, None)
+        if not future.cancelled():
+            future.exception()  # counts as seen: one who asked and went away is no reason for asyncio to complain
 
     def _fail_all(self, error: QuiverError) -> None:
         for future in list(self._waiting.values()):
@@ -130,6 +144,8 @@ async def open_connection(address: str, client: str, *, timeout_s: float) -> Con
         raise RequestTimeoutError(f"no connection to {address} within {timeout_s:g} s") from error
     except OSError as error:
         raise ConnectionLostError(f"cannot connect to {address}: {error.strerror or error}") from error
+    except UnicodeError as error:  # what the resolver says of a name with an empty or endless part
+        raise ConnectionLostError(f"cannot connect to {address}: not a host name") from error
     try:
         hello = Hello(HELLO_MAGIC, PROTOCOL_VERSION, PROTOCOL_VERSION, client[:255])
         connection.limits, _ = await connection.call(hello, HelloReply, timeout_s=timeout_s)

@@ -45,6 +45,10 @@ class PacketProtocol(asyncio.BufferedProtocol):
         else:
             self.transport.write(prefix)
 
+    @property
+    def is_writable(self) -> bool:
+        return self._writable is None
+
     async def until_writable(self) -> None:
         """Waits while the peer takes in less than we send."""
         while self._writable is not None:
@@ -64,14 +68,12 @@ class PacketProtocol(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
-            packets = self._reader.received(nbytes)
+            for packet in self._reader.received(nbytes):
+                if not self.is_open:
+                    return
+                self.packet_received(packet)
         except ProtocolError as error:
             self.protocol_failed(error)
-            return
-        for packet in packets:
-            if not self.is_open:
-                return
-            self.packet_received(packet)
 
     def eof_received(self) -> bool:
         return False

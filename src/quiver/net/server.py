@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from msgspec import Struct
@@ -41,15 +42,16 @@ Reply = tuple[Struct, Sequence[Buffer]]
 Handler = Callable[[Struct, memoryview, "Flow"], Awaitable[Reply]]
 
 _SWEEP_S = 1.0
+_REASONS_LOGGED_PER_SWEEP = 10
 
 
 class Flow(Protocol):
     """What a handler may ask of the connection it answers on, before it makes a large reply."""
 
+    @property
+    def is_writable(self) -> bool: ...
+
     async def until_writable(self) -> None: ...
-
-
-_REASONS_LOGGED_PER_SWEEP = 10
 
 
 class ServerConnection(PacketProtocol):
@@ -59,8 +61,11 @@ class ServerConnection(PacketProtocol):
         self._server = server
         self._ready = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._bytes_in_flight = 0
+        self._reading = True
         self.heard_at_s = time.monotonic()
         self.slow_since_s: float | None = None
+        self.closing_since_s: float | None = None
         self.peer = "?"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -85,10 +90,11 @@ class ServerConnection(PacketProtocol):
             self._handshake(packet)
             return
         task = asyncio.get_running_loop().create_task(self._serve(packet))
+        size = len(packet.header) + len(packet.payload)
         self._tasks.add(task)
-        task.add_done_callback(self._served)
-        if len(self._tasks) >= self._server.settings.frames_in_flight_max and self.transport is not None:
-            self.transport.pause_reading()
+        self._bytes_in_flight += size
+        task.add_done_callback(partial(self._served, size))
+        self._read_or_pause()
 
     def _handshake(self, packet: Packet) -> None:
         try:
@@ -124,11 +130,26 @@ class ServerConnection(PacketProtocol):
             logger.exception("request_failed peer=%s kind=%d", self.peer, packet.kind)
             self._send_error(packet.kind, packet.correlation, QuiverError("internal error; the server's log says more"))
 
-    def _served(self, task: asyncio.Task[None]) -> None:
+    def _served(self, size: int, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._bytes_in_flight -= size
         self.heard_at_s = time.monotonic()
-        if self.is_open and self.transport is not None and self._writable is None:
-            self.transport.resume_reading()
+        self._read_or_pause()
+
+    def _read_or_pause(self) -> None:
+        """Reads while all limits allow it; one read of small frames may pass the limit, the next waits."""
+        settings = self._server.settings
+        reading = (
+            self._writable is None
+            and len(self._tasks) < settings.frames_in_flight_max
+            and self._bytes_in_flight < settings.bytes_in_flight_max
+        )
+        if reading != self._reading and self.is_open and self.transport is not None:
+            self._reading = reading
+            if reading:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
 
     def _send_error(self, kind: int, correlation: int, error: QuiverError) -> None:
         if self.is_open:
@@ -151,17 +172,24 @@ class ServerConnection(PacketProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self.slow_since_s = time.monotonic()
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
+        self._read_or_pause()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self.slow_since_s = None
-        if self.is_open and self.transport is not None:
-            self.transport.resume_reading()
+        self._read_or_pause()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
 
     def check_limits(self, now_s: float, settings: NetSettings) -> None:
-        if self.slow_since_s is not None:
+        if not self.is_open:
+            # Closing, but what it was sent is not read: without an end this would hold its memory and its place.
+            self.closing_since_s = self.closing_since_s or now_s
+            if now_s - self.closing_since_s > settings.slow_reader_timeout_s:
+                self.abort()
+        elif self.slow_since_s is not None:
             if now_s - self.slow_since_s > settings.slow_reader_timeout_s:
                 self.close(f"does not read its replies for {settings.slow_reader_timeout_s} s", abort=True)
         elif not self._ready:
@@ -186,6 +214,8 @@ class Server:
         self._connections: set[ServerConnection] = set()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._empty = asyncio.Event()  # set while there is no connection
+        self._empty.set()
         self._reasons_left = _REASONS_LOGGED_PER_SWEEP
         self._reasons_hidden = 0
 
@@ -197,7 +227,7 @@ class Server:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self, drain_s: float) -> None:
-        """Stops listening, gives requests under way `drain_s`, closes the rest."""
+        """Stops listening, gives requests under way `drain_s`, and as long again to the delivery of replies."""
         assert self._server is not None and self._sweeper is not None
         self._server.close()
         self._sweeper.cancel()
@@ -208,6 +238,11 @@ class Server:
             task.cancel()
         for connection in list(self._connections):
             connection.close("the server is stopping")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                await self._empty.wait()
+        for connection in list(self._connections):
+            connection.abort()
         with contextlib.suppress(asyncio.CancelledError):
             await self._sweeper
 
@@ -215,10 +250,13 @@ class Server:
         if len(self._connections) >= self.settings.connections_max:
             return False
         self._connections.add(connection)
+        self._empty.clear()
         return True
 
     def forget(self, connection: ServerConnection) -> None:
         self._connections.discard(connection)
+        if not self._connections:
+            self._empty.set()
 
     def log_reason(self, peer: str, reason: str) -> None:
         if self._reasons_left > 0:

@@ -28,7 +28,7 @@ UInt64 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 UInt32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Timestamp = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Name = Annotated[str, Meta(max_length=1000)]
-Uid = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Uid = Annotated[str, Meta(pattern="^[0-9a-f]{32}\\Z")]
 ConsumerName = Annotated[str, Meta(min_length=1, max_length=CONSUMER_NAME_MAX)]
 
 
