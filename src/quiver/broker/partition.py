@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from quiver.broker.partition_state import OFFSET_UNKNOWN, POSITIONS_MAX, PartitionState, Trim
-from quiver.broker.replica import SoloReplica
 from quiver.clock import Clock
 from quiver.errors import (
     ConflictError,
@@ -30,6 +29,7 @@ from quiver.errors import (
 )
 from quiver.log.disk import Disk
 from quiver.log.partition_log import PartitionLog
+from quiver.log.replica import SoloReplica
 from quiver.log.segment import read_chunk
 from quiver.types import PartitionStatus
 from quiver.wire.frame import FLAG_UNSEQUENCED, Entry, FrameHeader, Kind

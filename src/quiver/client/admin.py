@@ -39,7 +39,7 @@ class AsyncAdmin:
             nonlocal unknown_outcome
             connection = await self._cluster.any_connection()
             try:
-                await connection.call(CreateTopic(name, partitions), Done, timeout_s=self._cluster.request_timeout_s)
+                await self._cluster.call(connection, CreateTopic(name, partitions), Done)
             except (ConnectionLostError, RequestTimeoutError):
                 unknown_outcome = True
                 raise
@@ -55,7 +55,7 @@ class AsyncAdmin:
         """Removes the topic and its data. Raises UnknownTopicError."""
         check_topic_name(name)
         connection = await self._cluster.retrying(self._cluster.any_connection)
-        await connection.call(DeleteTopic(name), Done, timeout_s=self._cluster.request_timeout_s)
+        await self._cluster.call(connection, DeleteTopic(name), Done)
         self._cluster.forget_topic(name)
 
     async def list_topics(self) -> list[str]:
@@ -89,8 +89,7 @@ class AsyncAdmin:
 
         async def once() -> list[PartitionStatus]:
             connection = await self._cluster.any_connection()
-            reply, _ = await connection.call(GetStatus(topic), StatusReply, timeout_s=self._cluster.request_timeout_s)
-            return reply.partitions
+            return (await self._cluster.call(connection, GetStatus(topic), StatusReply)).partitions
 
         return await self._cluster.retrying(once)
 

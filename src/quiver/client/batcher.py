@@ -112,7 +112,8 @@ class PartitionQueue:
 
     def sent(self) -> list[Batch]:
         """Batches that were sent before and wait to be sent again."""
-        return [batch for batch in self._waiting if batch.sequence is not None]
+        # Copied in one step: another thread may be adding, and a deque that changes cannot be walked.
+        return [batch for batch in list(self._waiting) if batch.sequence is not None]
 
     def take(self, in_flight: int, flushing: bool, now_s: float) -> Batch | None:
         if self._waiting:

@@ -6,7 +6,9 @@ Rule: one connection for each node, opened by whoever needs it first. What is re
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
+import re
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -18,6 +20,7 @@ from quiver.errors import (
     ConnectionLostError,
     InvalidRequestError,
     QuiverError,
+    RequestTimeoutError,
     UnavailableError,
     UnknownPartitionError,
     UnknownTopicError,
@@ -29,6 +32,13 @@ from quiver.wire.messages import GetMetadata, MetadataReply
 CONNECT_TIMEOUT_S: Final = 5.0
 BACKOFF_S_MIN: Final = 0.05
 BACKOFF_S_MAX: Final = 1.0
+
+# A name of labels, or an IPv6 address in brackets: what a resolver would choke on is refused here.
+_HOST = re.compile(
+    r"(?=.{1,253}$)\w([\w-]{0,61}\w)?(\.\w([\w-]{0,61}\w)?)*\.?|\[[\w:.%]{2,60}\]",
+    re.ASCII,
+)
+_PORT = re.compile(r"[0-9]{1,5}")
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Struct)
@@ -43,8 +53,9 @@ def parse_servers(servers: object) -> list[str]:
         host, separator, port = part.strip().rpartition(":")
         if not separator:
             host, port = part.strip(), str(PORT_DEFAULT)
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise InvalidRequestError(f"{part.strip()!r} is not an address like 127.0.0.1:9400")
+        if not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+            shown = part.strip()[:60]
+            raise InvalidRequestError(f"{shown!r} is not an address like 127.0.0.1:9400")
         addresses.append(f"{host}:{port}")
     return addresses
 
@@ -79,11 +90,24 @@ class Cluster:
                 open_connection(address, self._client, timeout_s=CONNECT_TIMEOUT_S)
             )
             self._opening[address] = opening
-            opening.add_done_callback(lambda _: self._opening.pop(address, None))
+            opening.add_done_callback(functools.partial(self._opened, address))
         # Shielded: one caller giving up must not break the connection of the others.
-        found = await asyncio.shield(opening)
-        self._connections[address] = found
-        return found
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled():
+                raise ClosedError("this client was closed") from None
+            raise
+
+    def _opened(self, address: str, opening: asyncio.Task[Connection]) -> None:
+        # Here and not by who waits: between the two a third would find nothing and open another one.
+        self._opening.pop(address, None)
+        if opening.cancelled() or opening.exception() is not None:
+            return
+        if self._closed:
+            opening.result().close()
+        else:
+            self._connections[address] = opening.result()
 
     async def any_connection(self) -> Connection:
         """A connection to some node: an open one, else the first address that answers."""
@@ -99,15 +123,17 @@ class Cluster:
         raise ConnectionLostError(f"no server answers: {'; '.join(errors)}")
 
     def drop(self, connection: Connection) -> None:
-        """Closes a connection that no longer answers; the next user opens a new one."""
-        connection.close()
+        """Breaks a connection that no longer answers; the next user opens a new one."""
+        connection.abort()  # to close it would wait until the peer has read everything
         if self._connections.get(connection.address) is connection:
             del self._connections[connection.address]
 
     async def close(self) -> None:
         self._closed = True
-        for opening in list(self._opening.values()):
+        openings = list(self._opening.values())
+        for opening in openings:
             opening.cancel()
+        await asyncio.gather(*openings, return_exceptions=True)
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -116,7 +142,7 @@ class Cluster:
 
     async def metadata(self, topics: list[str] | None = None) -> MetadataReply:
         connection = await self.any_connection()
-        reply, _ = await connection.call(GetMetadata(topics), MetadataReply, timeout_s=self.request_timeout_s)
+        reply = await self.call(connection, GetMetadata(topics), MetadataReply)
         self._addresses = {node.id: node.address for node in reply.nodes}
         for topic in reply.topics:
             self._topics[topic.name] = topic
@@ -142,6 +168,14 @@ class Cluster:
     async def nodes(self) -> list[NodeInfo]:
         return (await self.metadata([])).nodes
 
+    def known_leader(self, topic: str, partition: int) -> Connection | None:
+        """The leader's connection when it is known and open, without waiting."""
+        found = self._topics.get(topic)
+        if found is None or partition >= len(found.partitions):
+            return None
+        connection = self._connections.get(self._addresses.get(found.partitions[partition].leader, ""))
+        return connection if connection is not None and connection.is_open else None
+
     async def leader(self, topic: str, partition: int) -> Connection:
         partitions = (await self.topic(topic)).partitions
         if not 0 <= partition < len(partitions):
@@ -158,17 +192,25 @@ class Cluster:
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
+    async def call(self, connection: Connection, request: Struct, reply_type: type[R]) -> R:
+        """One request. A connection that does not answer is dropped: its other end may have vanished without a word."""
+        try:
+            reply, _ = await connection.call(request, reply_type, timeout_s=self.request_timeout_s)
+        except RequestTimeoutError:
+            self.drop(connection)
+            raise
+        return reply
+
     async def ask(self, topic: str, partition: int, request: Struct, reply_type: type[R]) -> R:
         """Asks the leader of a partition, patiently. Only for requests that may be repeated."""
 
         async def once() -> R:
             connection = await self.leader(topic, partition)
             try:
-                reply, _ = await connection.call(request, reply_type, timeout_s=self.request_timeout_s)
+                return await self.call(connection, request, reply_type)
             except UnavailableError:
                 self.forget_topic(topic)
                 raise
-            return reply
 
         return await self.retrying(once)
 

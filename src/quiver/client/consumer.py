@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 import pyarrow as pa
 
+from quiver.client.backlog import Backlog, TopicPartition
 from quiver.client.cluster import Cluster
 from quiver.client.fetcher import Chunk, Fetcher
 from quiver.client.partitioner import check_partition
@@ -44,12 +44,10 @@ from quiver.wire.messages import (
     Position,
     PositionReply,
 )
-from quiver.wire.records import TABLE_SCHEMA, decode_batch, to_records, to_table
+from quiver.wire.records import TABLE_SCHEMA, decode_batch
 
 STARTS: Final = ("earliest", "latest", "committed")
 _FETCH_BYTES_MIN: Final = 64 * 1024
-
-TopicPartition = tuple[str, int]
 
 
 class ConsumerEngine:
@@ -69,9 +67,13 @@ class ConsumerEngine:
         request_timeout: float = 30.0,
         client_id: str = "",
     ) -> None:
-        if isinstance(topics, str) or not topics:
+        if isinstance(topics, (str, bytes)) or not isinstance(topics, Iterable):
             raise InvalidRequestError("topics is a list of topic names")
-        self._topics = [check_topic_name(topic) for topic in topics]
+        # Once each: two fetchers of one partition would hand out every record twice.
+        self._topics = list(dict.fromkeys(check_topic_name(topic) for topic in topics))
+        self._wanted = partitions or {}
+        if not self._topics or not isinstance(self._wanted, dict) or not self._wanted.keys() <= set(self._topics):
+            raise InvalidRequestError("topics is a list of topic names; partitions has numbers for some of them")
         is_offset = isinstance(start, int) and not isinstance(start, bool) and start >= 0
         if start not in STARTS and not is_offset:
             raise InvalidRequestError(f"start is one of {STARTS} or an offset of 0 or more, not {start!r}")
@@ -83,13 +85,10 @@ class ConsumerEngine:
         self._notify = notify
         self._group = group
         self._start = start
-        self._wanted = partitions or {}
         self._fetch_bytes = fetch_bytes
         self._prefetch_bytes = prefetch_bytes
         self._fetchers: dict[TopicPartition, Fetcher] = {}
-        self._ready: deque[Chunk | QuiverError] = deque()
-        self._open: deque[tuple[Fetcher, list[Record]]] = deque()  # decoded and not yet handed over
-        self._positions: dict[TopicPartition, int] = {}
+        self.backlog = Backlog(self._taken)
         self._committed: dict[TopicPartition, int] = {}
         self._rewound: set[TopicPartition] = set()
         self._started = False
@@ -115,7 +114,8 @@ class ConsumerEngine:
             numbers = self._wanted.get(topic)
             if numbers is None:
                 numbers = list(range(len(info.partitions)))
-            found += [(topic, check_partition(topic, len(info.partitions), number)) for number in numbers]
+            count = len(info.partitions)
+            found += dict.fromkeys((topic, check_partition(topic, count, number)) for number in numbers)
         positions = await asyncio.gather(*(self._first_offset(*pair) for pair in found))
         # Two chunks of each partition may be held: one being read, one being fetched.
         share = max(_FETCH_BYTES_MIN, min(self._fetch_bytes, self._prefetch_bytes // (2 * max(1, len(found)))))
@@ -123,7 +123,7 @@ class ConsumerEngine:
         for (topic, number), offset in zip(found, positions, strict=True):
             fetcher = Fetcher(self._cluster, topic, number, start=policy, bytes_max=share, deliver=self._delivered)
             self._fetchers[topic, number] = fetcher
-            self._positions[topic, number] = offset
+            self.backlog.forget(fetcher, offset)
             fetcher.start(offset)
         self._started = True
 
@@ -151,13 +151,16 @@ class ConsumerEngine:
         return offset
 
     def _delivered(self, fetcher: Fetcher, what: list[Chunk] | QuiverError) -> None:
-        if isinstance(what, QuiverError):
-            self._ready.append(what)
-        else:
-            self._ready.extend(what)
+        self.backlog.deliver(fetcher, what)
         self._notify()
 
+    def _taken(self, fetcher: Fetcher, payload_bytes: int) -> None:
+        self._loop.call_soon_threadsafe(fetcher.consumed, payload_bytes)
+
     def _fetcher(self, topic: str, partition: int) -> Fetcher:
+        check_topic_name(topic)
+        if not isinstance(partition, int) or isinstance(partition, bool):
+            raise InvalidRequestError(f"a partition is an int, not {type(partition).__name__}")
         fetcher = self._fetchers.get((topic, partition))
         if fetcher is None:
             raise UnknownPartitionError(f"this consumer does not read {topic}-{partition}")
@@ -169,11 +172,7 @@ class ConsumerEngine:
         fetcher = self._fetcher(topic, partition)
         await self._checked_offset(topic, partition, offset)
         await fetcher.stop()
-        self._ready = deque(
-            item for item in self._ready if isinstance(item, QuiverError) or item.fetcher is not fetcher
-        )
-        self._open = deque(item for item in self._open if item[0] is not fetcher)
-        self._positions[topic, partition] = offset
+        self.backlog.forget(fetcher, offset)
         self._rewound.add((topic, partition))
         fetcher.start(offset)
 
@@ -185,7 +184,7 @@ class ConsumerEngine:
     async def commit(self) -> None:
         if self._group is None:
             raise InvalidRequestError("only a consumer with a group can commit: Consumer(..., group='name')")
-        moved = {pair: offset for pair, offset in self._positions.items() if self._committed.get(pair) != offset}
+        moved = {pair: offset for pair, offset in self.positions.items() if self._committed.get(pair) != offset}
         await asyncio.gather(*(self._commit(pair, offset) for pair, offset in moved.items()))
 
     async def _commit(self, pair: TopicPartition, offset: int) -> None:
@@ -198,6 +197,7 @@ class ConsumerEngine:
     async def committed(self, topic: str, partition: int) -> int | None:
         if self._group is None:
             raise InvalidRequestError("only a consumer with a group has committed positions")
+        check_partition(topic, len((await self._cluster.topic(topic)).partitions), partition)
         request = GetPosition(topic, partition, self._group)
         return (await self._cluster.ask(topic, partition, request, PositionReply)).offset
 
@@ -207,105 +207,27 @@ class ConsumerEngine:
             for fetcher in self._fetchers.values():
                 await fetcher.stop()
             await self._cluster.close()
+            self.backlog.clear()
             self._notify()
 
     # -- from the reader's thread --------------------------------------------------------------------------------
 
     @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
     def positions(self) -> dict[TopicPartition, int]:
-        return dict(self._positions)
+        return dict(self.backlog.positions)
 
     @property
     def lost_records(self) -> int:
         return sum(fetcher.lost_records for fetcher in self._fetchers.values())
 
-    def _next_chunk(self) -> Chunk | None:
-        """The oldest chunk that waits; raises an error that waits in its place."""
-        if not self._ready:
-            return None
-        item = self._ready.popleft()
-        if isinstance(item, QuiverError):
-            raise item
-        self._loop.call_soon_threadsafe(item.fetcher.consumed, len(item.payload))
-        return item
 
-    def take_run(self, count_max: int) -> tuple[Fetcher, list[Record]] | None:
-        """Up to `count_max` records of one partition in order, not yet counted as read."""
-        if not self._open:
-            chunk = self._next_chunk()
-            if chunk is None:
-                return None
-            batch = decode_batch(chunk.payload)
-            records = to_records(
-                chunk.fetcher.topic,
-                chunk.fetcher.partition,
-                chunk.header.base_offset + chunk.skip,
-                batch.slice(chunk.skip) if chunk.skip else batch,
-            )
-            self._open.append((chunk.fetcher, records))
-        fetcher, records = self._open.popleft()
-        if len(records) > count_max:
-            self._open.appendleft((fetcher, records[count_max:]))
-            records = records[:count_max]
-        return fetcher, records
-
-    def put_back(self, fetcher: Fetcher, records: list[Record]) -> None:
-        if records:
-            self._open.appendleft((fetcher, records))
-
-    def mark_read(self, record: Record) -> None:
-        self._positions[record.topic, record.partition] = record.offset + 1
-
-    def take(self, count_max: int) -> list[Record]:
-        """Up to `count_max` records, counted as read. Empty when nothing waits."""
-        taken: list[Record] = []
-        while len(taken) < count_max:
-            try:
-                run = self.take_run(count_max - len(taken))
-            except QuiverError as error:
-                if not taken:
-                    raise
-                self._ready.appendleft(error)
-                break
-            if run is None:
-                break
-            self.mark_read(run[1][-1])
-            taken = run[1] if not taken else taken + run[1]
-        return taken
-
-    def take_table(self) -> pa.Table | None:
-        """Everything that waits, as one table, counted as read. None when nothing waits."""
-        batches = []
-        while self._open:
-            _, records = self._open.popleft()
-            batches.append(_records_to_batch(records))
-            self.mark_read(records[-1])
-        while self._ready:
-            try:
-                chunk = self._next_chunk()
-            except QuiverError as error:
-                if not batches:
-                    raise
-                self._ready.appendleft(error)
-                break
-            assert chunk is not None
-            topic, partition = chunk.fetcher.topic, chunk.fetcher.partition
-            batches.append(to_table(topic, partition, chunk.header, decode_batch(chunk.payload), chunk.skip))
-            self._positions[topic, partition] = chunk.header.next_offset
-        return pa.Table.from_batches(batches, TABLE_SCHEMA) if batches else None
-
-
-def _records_to_batch(records: list[Record]) -> pa.RecordBatch:
-    """Records that were decoded for `poll` and are wanted as a table after all."""
-    columns = [
-        pa.array([getattr(record, field.name) for record in records]).dictionary_encode()
-        if field.name == "topic"
-        else pa.array([getattr(record, field.name) or None for record in records], field.type)
-        if field.name == "headers"
-        else pa.array([getattr(record, field.name) for record in records], field.type)
-        for field in TABLE_SCHEMA
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA)
+def check_count(max_records: object) -> None:
+    if not isinstance(max_records, int) or isinstance(max_records, bool) or max_records < 1:
+        raise InvalidRequestError(f"max_records is an int of 1 or more, not {max_records!r}")
 
 
 async def offset_at(cluster: Cluster, topic: str, partition: int, timestamp: int) -> int:
@@ -358,42 +280,37 @@ class AsyncConsumer:
             return False
 
     async def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Record]:
+        check_count(max_records)
         engine = await self._ready()
         deadline_s = asyncio.get_running_loop().time() + timeout
         while True:
             self._something.clear()
-            if (records := engine.take(max_records)) or not await self._until(deadline_s):
+            if (records := engine.backlog.take(max_records)) or not await self._until(deadline_s):
                 return records
+            engine.check_usable()
 
     async def poll_arrow(self, timeout: float = 1.0) -> pa.Table:
         engine = await self._ready()
         deadline_s = asyncio.get_running_loop().time() + timeout
         while True:
             self._something.clear()
-            if (table := engine.take_table()) is not None:
+            if (table := engine.backlog.take_table()) is not None:
                 return table
             if not await self._until(deadline_s):
                 return TABLE_SCHEMA.empty_table()
+            engine.check_usable()
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        while True:
-            engine = await self._ready()
+        """Records as they come; ends after `idle_timeout` without one, or when the consumer is closed."""
+        engine = await self._ready()
+        idle_s = self._idle_timeout_s
+        while not engine.is_closed:
             self._something.clear()
-            run = engine.take_run(500)
-            if run is None:
-                idle = self._idle_timeout_s
-                if not await self._until(None if idle is None else asyncio.get_running_loop().time() + idle):
-                    return
-                continue
-            fetcher, records = run
-            done = 0
-            try:
-                for record in records:
-                    done += 1
-                    engine.mark_read(record)
+            if engine.backlog.prepare():
+                for record in engine.backlog.walk():
                     yield record
-            finally:
-                engine.put_back(fetcher, records[done:])
+            elif not await self._until(None if idle_s is None else asyncio.get_running_loop().time() + idle_s):
+                return
 
     async def commit(self) -> None:
         """Stores the positions of what was handed out, durably, before it returns."""

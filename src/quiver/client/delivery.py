@@ -7,7 +7,11 @@ once, from any thread; waited for by threads and by asyncio tasks alike.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import os
 import threading
+import time
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar
 
@@ -16,7 +20,18 @@ from quiver.types import BatchMetadata, RecordMetadata
 
 T = TypeVar("T")
 
+logger = logging.getLogger("quiver.client")
+
 _lock = threading.Lock()  # held for a few instructions: one for all deliveries is enough
+
+
+def _after_fork_in_child() -> None:
+    # The client's own thread may have held the lock at the moment of the fork.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Delivery:
@@ -39,7 +54,11 @@ class Delivery:
         if event is not None:
             event.set()
         for callback in callbacks or ():
-            callback()
+            try:
+                callback()
+            except Exception:
+                # It runs in the sender: the application's mistake must not stop the records behind this one.
+                logger.exception("callback_failed topic=%s partition=%d", self.topic, self.partition)
 
     def wait(self, timeout_s: float | None) -> bool:
         if self.settled:
@@ -83,8 +102,9 @@ class DeliveryFuture(Generic[T]):
         return self._result()
 
     def exception(self, timeout: float | None = None) -> QuiverError | None:
+        deadline_s = None if timeout is None else time.monotonic() + timeout
         for delivery in self._deliveries:
-            if not delivery.wait(timeout):
+            if not delivery.wait(None if deadline_s is None else max(0.0, deadline_s - time.monotonic())):
                 raise RequestTimeoutError(f"not acknowledged within {timeout:g} s; it may still be stored")
         return next((delivery.error for delivery in self._deliveries if delivery.error is not None), None)
 
@@ -115,7 +135,11 @@ class DeliveryFuture(Generic[T]):
                 if not waiter.done():
                     waiter.set_result(None)
 
-            self.add_done_callback(lambda _: loop.call_soon_threadsafe(wake))
+            def settled(_: object) -> None:
+                with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(wake)
+
+            self.add_done_callback(settled)
             yield from waiter.__await__()
         return self.result(0)
 
@@ -127,9 +151,15 @@ class RecordFuture(DeliveryFuture[RecordMetadata]):
         self._deliveries = [delivery]
         self._row = row
 
+    @property
+    def delivery(self) -> Delivery:
+        return self._deliveries[0]
+
     def _result(self) -> RecordMetadata:
-        delivery = self._deliveries[0]
-        return RecordMetadata(delivery.topic, delivery.partition, delivery.base_offset + self._row)
+        delivery = self.delivery
+        # A broker that only knows that the batch is stored says -1, for every record of it.
+        offset = delivery.base_offset + self._row if delivery.base_offset >= 0 else -1
+        return RecordMetadata(delivery.topic, delivery.partition, offset)
 
 
 class BatchesFuture(DeliveryFuture[list[BatchMetadata]]):

@@ -50,6 +50,12 @@ logger = logging.getLogger("quiver.client")
 
 # The broker remembers eight batches of each producer; fewer in flight means that every retry is recognised.
 IN_FLIGHT_MAX: Final = 5
+# What the Arrow format adds to the largest batch beyond what is counted for each record.
+_BATCH_ROOM_BYTES: Final = 16 * 1024
+# Slices of a table are allowed to be a quarter over their size; the largest must still be a batch.
+_SLICE_BYTES_MAX: Final = (BATCH_BYTES_MAX - _BATCH_ROOM_BYTES) * 4 // 5
+# What a header costs beside its bytes.
+_HEADER_OVERHEAD_BYTES: Final = 16
 # Records of a list that are turned into Arrow at once, so that a generator of a billion needs little memory.
 _LIST_CHUNK: Final = 100_000
 
@@ -67,6 +73,7 @@ class ProducerEngine:
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         compression: str | None = None,
         idempotent: bool = True,
+        producer_id: int | None = None,
         delivery_timeout: float = 120.0,
         request_timeout: float = 30.0,
         block_timeout: float = 60.0,
@@ -80,20 +87,21 @@ class ProducerEngine:
             raise InvalidRequestError("buffer_bytes must hold at least one batch, and linger_ms is not negative")
         self._cluster = Cluster(servers, client_id or f"producer-{os.getpid()}", request_timeout)
         self._linger_s = linger_ms / 1000
-        self._batch_bytes = batch_bytes
+        self._batch_bytes = min(batch_bytes, BATCH_BYTES_MAX - _BATCH_ROOM_BYTES)
         self._buffer_bytes = buffer_bytes
         self._message_bytes_max = message_bytes_max
         self._compression = compression
         self._delivery_timeout_s = delivery_timeout
         self.block_timeout_s = block_timeout
         # Random, not given by a server: a producer can begin without asking, and 63 bits do not meet twice.
-        self._producer_id = secrets.randbits(62) + 1 if idempotent else 0
+        # Given only by who sends the same records again on purpose, like a Spark task: they are stored once.
+        self._producer_id = 0 if not idempotent else producer_id or secrets.randbits(62) + 1
         self._clock = SystemClock()
         self._partitioner = Partitioner()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._buffered_bytes = 0
-        self._unsettled = 0
+        self._unsettled: set[Delivery] = set()  # batches that have no outcome yet
         self._flushing = 0
         self._topics: dict[str, TopicInfo] = {}
         self._senders: dict[tuple[str, int], PartitionSender] = {}
@@ -105,10 +113,14 @@ class ProducerEngine:
     # -- from any thread -----------------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
-        if self._closed:
-            raise ClosedError("the producer is closed")
+        self._check_open()
         if self._pid != os.getpid():
             raise ForkedError("this producer was made before a fork; make a new one in the child process")
+
+    def _check_open(self) -> None:
+        # Asked again under the lock when something is added: what comes after `close` would never be sent.
+        if self._closed:
+            raise ClosedError("the producer is closed")
 
     def known_topic(self, topic: object) -> TopicInfo | None:
         return self._topics.get(topic) if isinstance(topic, str) else None
@@ -119,7 +131,7 @@ class ProducerEngine:
     def wait_for_room(self) -> None:
         """Blocks the calling thread while the buffer is full."""
         with self._room:
-            if not self._room.wait_for(self.has_room, self.block_timeout_s):
+            if not self._room.wait_for(lambda: self.has_room() or self._closed, self.block_timeout_s):
                 raise self._buffer_full()
 
     def _buffer_full(self) -> BufferFullError:
@@ -142,15 +154,19 @@ class ProducerEngine:
         if key is not None:
             key = bytes_of(key, "a key")
         size = (len(value) if value else 0) + (len(key) if key else 0)
+        pairs: Headers | None = None
+        if headers is not None:
+            pairs = check_headers(headers)
+            size += _headers_bytes(pairs)
         if size > self._message_bytes_max:
             raise self._too_large(size)
         if timestamp is None:
             timestamp = self._clock.now_us()
-        elif not isinstance(timestamp, int) or not -(2**63) <= timestamp < 2**63:
+        elif type(timestamp) is not int or not -(2**63) <= timestamp < 2**63:
             raise InvalidRequestError("a timestamp is an int of microseconds since 1970 UTC")
-        pairs: Headers | None = check_headers(headers) if headers else None
         size += RECORD_OVERHEAD_BYTES
         with self._lock:
+            self._check_open()
             number = self._partitioner.choose(topic.name, len(topic.partitions), partition, key)
             sender = self._senders.get((topic.name, number))
             if sender is None:
@@ -158,7 +174,7 @@ class ProducerEngine:
             future, notable = sender.queue.add(value, key, pairs, timestamp, size, self._loop.time())
             self._buffered_bytes += size
             if notable:
-                self._unsettled += 1
+                self._unsettled.add(future.delivery)
         if notable:
             self._loop.call_soon_threadsafe(sender.wake)
         return future
@@ -172,12 +188,13 @@ class ProducerEngine:
         batch.payload_crc = crc32c(batch.payload)
         batch.size_bytes = len(batch.payload)
         with self._lock:
+            self._check_open()
             sender = self._senders.get((topic.name, partition))
             if sender is None:
                 sender = self._new_sender(topic.name, partition)
             sender.queue.add_encoded(batch)
             self._buffered_bytes += batch.size_bytes
-            self._unsettled += 1
+            self._unsettled.add(batch.delivery)
         self._loop.call_soon_threadsafe(sender.wake)
         return batch.delivery
 
@@ -196,7 +213,10 @@ class ProducerEngine:
         for batch in batches:
             if largest_record_bytes(batch) > self._message_bytes_max:
                 raise self._too_large(largest_record_bytes(batch))
-            for piece in split_batch(batch, self._batch_bytes):
+            for piece in split_batch(batch, min(self._batch_bytes, _SLICE_BYTES_MAX)):
+                # Headers are not in the check above; a record that is over the limit by them stands alone by now.
+                if piece.num_rows == 1 and piece.nbytes > self._message_bytes_max + _BATCH_ROOM_BYTES // 8:
+                    raise self._too_large(piece.nbytes)
                 with self._lock:
                     planned.extend(self._partitioner.spread(topic.name, len(topic.partitions), partition, piece))
         return planned
@@ -237,7 +257,7 @@ class ProducerEngine:
     def _settled(self, batch: Batch) -> None:
         with self._room:
             self._buffered_bytes -= batch.size_bytes
-            self._unsettled -= 1
+            self._unsettled.discard(batch.delivery)
             self._room.notify_all()
         self._progress.set()
 
@@ -251,25 +271,31 @@ class ProducerEngine:
             raise self._buffer_full() from error
 
     async def flush(self, timeout_s: float | None) -> None:
-        """Returns when everything added before has an outcome."""
+        """Returns when everything added before has an outcome, whatever is added meanwhile."""
+        with self._lock:
+            added = list(self._unsettled)
+            senders = list(self._senders.values())
         self._flushing += 1
         try:
-            for sender in list(self._senders.values()):
+            for sender in senders:
                 sender.wake()
             async with asyncio.timeout(timeout_s):
-                while self._unsettled:
-                    self._progress.clear()
-                    await self._progress.wait()
+                for delivery in added:
+                    while not delivery.settled:
+                        self._progress.clear()
+                        await self._progress.wait()
         except TimeoutError as error:
-            raise RequestTimeoutError(f"{self._unsettled} batches are not acknowledged yet") from error
+            raise RequestTimeoutError(f"{len(self._unsettled)} batches are not acknowledged yet") from error
         finally:
             self._flushing -= 1
 
     async def close(self, timeout_s: float | None) -> None:
         """Sends what waits, then lets go. What is not acknowledged by then fails."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._room:
+            if self._closed:
+                return
+            self._closed = True
+            self._room.notify_all()
         try:
             await self.flush(timeout_s)
         finally:
@@ -278,15 +304,26 @@ class ProducerEngine:
             await self._cluster.close()
 
 
+def _headers_bytes(headers: Headers) -> int:
+    try:
+        return sum(len(name.encode()) + len(value) + _HEADER_OVERHEAD_BYTES for name, value in headers)
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"a header name is not valid text: {error}") from error
+
+
 def _batches_of_list(records: Any, keys: Any, now_us: int) -> Any:
     if isinstance(records, (str, bytes, bytearray)) or not isinstance(records, Sequence):
         raise InvalidRequestError(f"send_many takes a list of bytes or an Arrow table, not {type(records).__name__}")
-    if keys is not None and len(keys) != len(records):
-        raise InvalidRequestError(f"{len(keys)} keys for {len(records)} records")
+    if keys is not None and not (isinstance(keys, Sequence) and len(keys) == len(records)):
+        raise InvalidRequestError(f"keys is a list of {len(records)} keys, one for each record")
     for start in range(0, len(records), _LIST_CHUNK):
-        end = start + _LIST_CHUNK
+        part = records[start : start + _LIST_CHUNK]
+        part_keys = None if keys is None else keys[start : start + _LIST_CHUNK]
+        if str in {*map(type, part), *map(type, part_keys or ())}:
+            # Arrow would encode it in silence; `send` refuses it.
+            raise InvalidRequestError("send_many takes bytes, not str; encode it first: value.encode()")
         try:
-            yield batch_from_lists([now_us], None if keys is None else keys[start:end], records[start:end], None)
+            yield batch_from_lists([now_us], part_keys, part, None)
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
             raise InvalidRequestError(f"send_many takes bytes: {error}") from error
 

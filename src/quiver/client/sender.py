@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from quiver.client.cluster import Cluster, backoff_s
 from quiver.errors import (
     ClosedError,
     DeliveryTimeoutError,
+    InvalidRequestError,
     OutOfOrderSequenceError,
     QuiverError,
     RequestError,
@@ -33,7 +35,9 @@ from quiver.net.connection import Connection, reply_of
 from quiver.wire.batch_check import SCHEMA_ID_V1
 from quiver.wire.messages import Produce, ProduceReply
 from quiver.wire.packet import Packet
-from quiver.wire.records import batch_from_lists, encode_batch, timestamp_range
+from quiver.wire.records import batch_from_lists, encode_batch
+
+logger = logging.getLogger("quiver.client")
 
 
 class InFlight(NamedTuple):
@@ -50,7 +54,7 @@ def encode(batch: Batch, compression: str | None) -> None:
     keys = batch.keys if any(key is not None for key in batch.keys) else None
     headers = batch.headers if any(batch.headers) else None
     records = batch_from_lists(batch.timestamps, keys, batch.values, headers)
-    batch.timestamp_min, batch.timestamp_max = timestamp_range(records)
+    batch.timestamp_min, batch.timestamp_max = min(batch.timestamps), max(batch.timestamps)
     batch.payload = encode_batch(records, compression)
     batch.payload_crc = crc32c(batch.payload)
     batch.values, batch.keys, batch.headers, batch.timestamps = [], [], [], []
@@ -88,6 +92,8 @@ class PartitionSender:
         self._loop = loop
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = 0.0  # uvloop's timers do not tell it
+        self._busy = False  # the task is at work; nobody else touches the window
         self._attempt = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -95,30 +101,63 @@ class PartitionSender:
         """Something changed: look again. Only from the loop's own thread; the first call starts the sender."""
         if self._task is None:
             self._task = self._loop.create_task(self._run(), name=f"sender {self._topic}-{self._partition}")
-        self._wake.set()
+        if self._busy or not self._pump():
+            self._wake.set()
 
     async def close(self) -> None:
+        self._busy = True  # from here on nobody sends
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         error = ClosedError("the producer was closed before this was acknowledged; it may or may not be stored")
-        for flight in self._window:
+        window, self._window = self._window, deque()  # a reply that still comes finds nothing to settle again
+        for flight in window:
             self._give_up(flight.batch, error)
         while (batch := self._take(self, 0)) is not None:
             self._give_up(batch, error)
+        if self._timer is not None:
+            self._timer.cancel()
 
     # -- the loop ------------------------------------------------------------------------------------------------
+
+    def _pump(self) -> bool:
+        """The common case, done at once: takes in acknowledgements and sends what may go. False: the task must look."""
+        while self._window and self._window[0].reply.done() and self._window[0].reply.exception() is None:
+            flight = self._window.popleft()
+            self._acknowledge(flight.batch, reply_of(flight.reply.result(), ProduceReply).base_offset)
+        if self._window and (self._window[0].reply.done() or self._loop.time() >= self._window[0].deadline_s):
+            return False
+        while len(self._window) < self._in_flight_max and len(self.queue):
+            connection = self._cluster.known_leader(self._topic, self._partition)
+            if connection is None or not connection.is_writable:
+                return False
+            batch = self._take(self, len(self._window))
+            if batch is None:
+                break
+            if self._is_too_old(batch):
+                self.queue.put_back([batch])
+                return False
+            if self._encode(batch):
+                self._transmit(batch, connection)
+        self._arm_timer()
+        return True
 
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            self._busy = True
             try:
                 self._collect()
                 await self._send()
             except QuiverError as error:
                 await self._recover(error)
+            except Exception as error:
+                # A bug. Tried again until the delivery time-out, so that every record gets an outcome.
+                logger.exception("sender_failed topic=%s partition=%d", self._topic, self._partition)
+                await self._recover(QuiverError(f"internal error of the client: {error}"))
+            self._busy = False
             self._arm_timer()
 
     def _collect(self) -> None:
@@ -138,48 +177,86 @@ class PartitionSender:
             batch = self._take(self, len(self._window))
             if batch is None:
                 return
+            if not self._encode(batch):
+                continue
             try:
                 self._check_age(batch)
-                encode(batch, self._compression)
-                connection = await self._cluster.leader(self._topic, self._partition)
-                await connection.until_writable()
+                connection = await self._writable_leader(batch)
             except BaseException:
                 self.queue.put_back([batch])
                 raise
-            if batch.sequence is None:
-                batch.sequence, batch.epoch = self._sequence, self._epoch
-                self._sequence += batch.record_count
-            assert batch.payload is not None
-            request = Produce(
-                self._topic,
-                self._partition,
-                batch.record_count,
-                batch.timestamp_min,
-                batch.timestamp_max,
-                batch.payload_crc,
-                SCHEMA_ID_V1,
-                self._producer_id,
-                batch.epoch,
-                batch.sequence,
-            )
-            reply = connection.submit(request, (batch.payload,))
-            reply.add_done_callback(lambda _: self._wake.set())
-            deadline_s = self._loop.time() + self._cluster.request_timeout_s
-            self._window.append(InFlight(batch, reply, deadline_s, connection))
+            self._transmit(batch, connection)
+
+    def _encode(self, batch: Batch) -> bool:
+        try:
+            encode(batch, self._compression)
+            return True
+        except Exception as error:
+            # What the checks at `send` did not foresee must not stop the records behind it.
+            self._give_up(batch, InvalidRequestError(f"this batch cannot be encoded: {error}"))
+            return False
+
+    def _transmit(self, batch: Batch, connection: Connection) -> None:
+        if batch.sequence is None:
+            batch.sequence, batch.epoch = self._sequence, self._epoch
+            self._sequence += batch.record_count
+        assert batch.payload is not None
+        request = Produce(
+            self._topic,
+            self._partition,
+            batch.record_count,
+            batch.timestamp_min,
+            batch.timestamp_max,
+            batch.payload_crc,
+            SCHEMA_ID_V1,
+            self._producer_id,
+            batch.epoch,
+            batch.sequence,
+        )
+        reply = connection.submit(request, (batch.payload,))
+        reply.add_done_callback(lambda _: self.wake())
+        self._window.append(InFlight(batch, reply, self._deadline_s(batch), connection))
+
+    async def _writable_leader(self, batch: Batch) -> Connection:
+        """The leader's connection, once it takes more. Waiting for it must not outlast what waits for replies."""
+        deadline_s = self._window[0].deadline_s if self._window else self._deadline_s(batch)
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                connection = await self._cluster.leader(self._topic, self._partition)
+                await connection.until_writable()
+                return connection
+        except TimeoutError as error:
+            if connection is not None:
+                self._cluster.drop(connection)  # it does not read what it is sent
+            raise RequestTimeoutError(f"the leader of {self._topic}-{self._partition} takes nothing") from error
+
+    def _deadline_s(self, batch: Batch) -> float:
+        """A reply that comes after the delivery time-out is of no use, however long a request may take."""
+        return min(self._loop.time() + self._cluster.request_timeout_s, batch.created_s + self._delivery_timeout_s)
+
+    def _is_too_old(self, batch: Batch) -> bool:
+        return self._loop.time() - batch.created_s >= self._delivery_timeout_s
 
     def _check_age(self, batch: Batch) -> None:
-        if self._loop.time() - batch.created_s >= self._delivery_timeout_s:
+        if self._is_too_old(batch):
             raise DeliveryTimeoutError(f"not delivered to {self._topic}-{self._partition} in time")
 
     def _arm_timer(self) -> None:
         """Wakes the loop when time alone changes what is to be done."""
-        if self._timer is not None:
-            self._timer.cancel()
         now_s = self._loop.time()
-        waits = [max(0.0, flight.deadline_s - now_s) for flight in list(self._window)[:1]]
+        due_s = self._window[0].deadline_s if self._window else None
         if (linger_s := self.queue.linger_left_s(now_s)) is not None and len(self._window) < self._in_flight_max:
-            waits.append(linger_s)
-        self._timer = self._loop.call_later(min(waits), self._wake.set) if waits else None
+            due_s = min(due_s or now_s + linger_s, now_s + linger_s)
+        # One that rings too early does no harm, so it is only set anew to ring earlier.
+        if due_s is not None and (self._timer is None or due_s < self._timer_due_s):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer, self._timer_due_s = self._loop.call_at(due_s, self._ring), due_s
+
+    def _ring(self) -> None:
+        self._timer = None
+        self.wake()
 
     # -- after a failure -----------------------------------------------------------------------------------------
 

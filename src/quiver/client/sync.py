@@ -10,17 +10,18 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
 from quiver.client.admin import AsyncAdmin
-from quiver.client.consumer import ConsumerEngine
+from quiver.client.consumer import ConsumerEngine, check_count
 from quiver.client.delivery import BatchesFuture, RecordFuture
 from quiver.client.loop_thread import shared_loop
 from quiver.client.producer import ProducerEngine
+from quiver.client.runner import Runner
 from quiver.errors import ConcurrentUseError, ForkedError
 from quiver.types import NodeInfo, PartitionStatus, Record, TopicInfo
 from quiver.wire.records import TABLE_SCHEMA
@@ -124,8 +125,10 @@ class Consumer(_Closing):
         self, servers: str, topics: Sequence[str], *, idle_timeout: float | None = None, **settings: Any
     ) -> None:
         self._io = shared_loop()
+        self._servers, self._topics, self._settings = servers, topics, settings
         self._idle_timeout_s = idle_timeout
         self._something = threading.Event()
+        self._stop_running = threading.Event()
         self._using = threading.Lock()
 
         async def make() -> ConsumerEngine:
@@ -149,11 +152,12 @@ class Consumer(_Closing):
 
     def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Record]:
         """Up to `max_records` records; waits up to `timeout` seconds for the first, an empty list if none came."""
+        check_count(max_records)
         with self._use() as engine:
             deadline_s = time.monotonic() + timeout
             while True:
                 self._something.clear()
-                if records := engine.take(max_records):
+                if records := engine.backlog.take(max_records):
                     return records
                 if not self._something.wait(max(0.0, deadline_s - time.monotonic())):
                     return []
@@ -165,31 +169,61 @@ class Consumer(_Closing):
             deadline_s = time.monotonic() + timeout
             while True:
                 self._something.clear()
-                if (table := engine.take_table()) is not None:
+                if (table := engine.backlog.take_table()) is not None:
                     return table
                 if not self._something.wait(max(0.0, deadline_s - time.monotonic())):
                     return TABLE_SCHEMA.empty_table()
                 engine.check_usable()
 
     def __iter__(self) -> Iterator[Record]:
-        """Records as they come, without end unless `idle_timeout` is set or the consumer is closed."""
-        while True:
+        """Records as they come, without end unless `idle_timeout` is set or the consumer is closed.
+
+        Nothing is taken ahead of the loop: after a `break`, a `seek` or a `poll` in between, all go on from there.
+        """
+        self._engine.check_usable()
+        while not self._engine.is_closed:
             with self._use() as engine:
                 self._something.clear()
-                run = engine.take_run(500)
-                if run is None:
-                    if not self._something.wait(self._idle_timeout_s):
-                        return
-                    continue
-            fetcher, records = run
-            done = 0
-            try:
-                for record in records:
-                    done += 1
-                    engine.mark_read(record)
-                    yield record
-            finally:
-                engine.put_back(fetcher, records[done:])
+                if not engine.backlog.prepare() and not self._something.wait(self._idle_timeout_s):
+                    return
+            yield from engine.backlog.walk()
+
+    def run(
+        self,
+        handler: Callable[[Record], object],
+        *,
+        timeout: float | None = None,
+        poll_time: float = 0.1,
+        poll_time_after_error: float = 1.0,
+    ) -> int:
+        """Calls `handler(record)` for every record, topics in parallel, one thread each; returns how many there were.
+
+        It ends after `timeout` seconds without a record on any topic (None: never), by `stop()` from a handler or
+        another thread, by Ctrl-C, or when a handler raises, which is raised here. `poll_time` is how long one look for
+        records takes, `poll_time_after_error` the pause while the server cannot be reached. With a group, positions
+        are stored after the records of a look are handled; those of a look that was cut short come again.
+        """
+        self._stop_running.clear()
+        with self._use() as engine, contextlib.ExitStack() as stack:
+            readers = {
+                topic: stack.enter_context(Consumer(self._servers, [topic], **self._settings))
+                for topic in dict.fromkeys(self._topics)
+            }
+            for (topic, partition), offset in engine.positions.items():
+                if readers[topic].position(topic, partition) != offset:
+                    readers[topic].seek(topic, partition, offset)
+            stores = self._settings.get("group") is not None
+            runner = Runner(handler, timeout, poll_time, poll_time_after_error, stores, self._stop_running)
+            handled = runner.run(readers)
+            for topic, partition in engine.positions:
+                reached = readers[topic].position(topic, partition)
+                if reached is not None:
+                    self._io.call(engine.seek(topic, partition, reached))  # what was handled is not polled again
+            return handled
+
+    def stop(self) -> None:
+        """Ends `run` after the records it has at hand. From any thread."""
+        self._stop_running.set()
 
     def commit(self) -> None:
         """Stores the positions of what was handed out; they are on disk when this returns."""

@@ -145,17 +145,18 @@ class State:
 
     def _register_producer(self, command: RegisterProducer) -> Applied:
         changes: list[Put | Remove] = []
-        if command.topic not in self.topics and command.create is not None:
-            _check_partition(command.topic, len(command.create.uids), command.partition)
-            changes += self._create_topic(command.create).changes
-        _check_partition(command.topic, len(self.topic(command.topic).partitions), command.partition)
+        create = command.create
+        if command.topic not in self.topics and create is not None and create.name == command.topic:
+            check_partition(command.topic, len(create.uids), command.partition)
+            changes += self._create_topic(create).changes
+        check_partition(command.topic, len(self.topic(command.topic).partitions), command.partition)
         producer = Producer(self.counters.producer, command.topic, command.partition)
         self.counters.producer += 1
         self.producers[producer.id] = producer
         return Applied(producer, [*changes, Put(producer)])
 
     def _register_consumer(self, command: RegisterConsumer) -> Applied:
-        _check_partition(command.topic, len(self.topic(command.topic).partitions), command.partition)
+        check_partition(command.topic, len(self.topic(command.topic).partitions), command.partition)
         consumer = Consumer(self.counters.consumer, command.topic, command.partition)
         self.counters.consumer += 1
         self.consumers[consumer.id] = consumer
@@ -172,7 +173,7 @@ class State:
         return Applied(broker, [Remove(broker)])
 
 
-def _check_partition(topic: str, count: int, partition: int | None) -> None:
+def check_partition(topic: str, count: int, partition: int | None) -> None:
     if partition is not None and not 0 <= partition < count:
         raise UnknownPartitionError(
             f"Partition {partition} does not exist in topic {topic}", topic=topic, partition=partition

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from quiver.errors import InvalidRequestError
+
+_PARTITION = re.compile("0|[1-9][0-9]{0,8}")
 
 Offsets = dict[str, dict[str, int]]
 Edges = Mapping[str, Mapping[int, tuple[int, int]]]  # topic -> partition -> (earliest, latest)
@@ -31,23 +34,32 @@ def resolve(option: str, edges: Edges, name: str) -> Offsets:
     if option in ("earliest", "latest"):
         which = 0 if option == "earliest" else 1
         return {topic: {str(n): ends[which] for n, ends in found.items()} for topic, found in edges.items()}
+    given = _parse(option, name)
+    if unknown := set(given) - set(edges):
+        raise InvalidRequestError(f"{name}: topic {min(unknown)} is not one of those that are read")
+    return {topic: _resolve_topic(topic, given.get(topic, {}), found, name) for topic, found in edges.items()}
+
+
+def _parse(option: str, name: str) -> dict[str, dict[int, Any]]:
     try:
         given = json.loads(option)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{name} is 'earliest', 'latest' or JSON, not {option!r}") from error
-    return {topic: dict(_resolve_topic(topic, given, found, name)) for topic, found in edges.items()}
+    if not isinstance(given, dict) or not all(
+        isinstance(wanted, dict) and all(map(_PARTITION.fullmatch, wanted)) for wanted in given.values()
+    ):
+        raise InvalidRequestError(f'{name} as JSON is {{"topic": {{"partition": offset}}}}, not {option!r}')
+    return {topic: {int(number): at for number, at in wanted.items()} for topic, wanted in given.items()}
 
 
 def _resolve_topic(
-    topic: str, given: Any, found: Mapping[int, tuple[int, int]], name: str
-) -> Iterator[tuple[str, int]]:
-    wanted = given.get(topic, {}) if isinstance(given, dict) else None
-    if not isinstance(wanted, dict) or set(given) - {topic} - set(given) or not all(str(n).isdigit() for n in wanted):
-        raise InvalidRequestError(f'{name} as JSON is {{"topic": {{"partition": offset}}}}')
-    if unknown := {int(n) for n in wanted} - set(found):
+    topic: str, wanted: Mapping[int, Any], found: Mapping[int, tuple[int, int]], name: str
+) -> dict[str, int]:
+    if unknown := set(wanted) - set(found):
         raise InvalidRequestError(f"{name}: topic {topic} has no partition {min(unknown)}")
+    offsets = {}
     for number, (earliest, latest) in found.items():
-        offset = wanted.get(str(number), -2 if name == "startingOffsets" else -1)
+        offset = wanted.get(number, -2 if name == "startingOffsets" else -1)
         if not isinstance(offset, int) or isinstance(offset, bool):
             raise InvalidRequestError(f"{name}: an offset is an integer, not {offset!r}")
         offset = {-2: earliest, -1: latest}.get(offset, offset)
@@ -55,7 +67,8 @@ def _resolve_topic(
             raise InvalidRequestError(
                 f"{name}: offset {offset} of {topic}-{number} is out of range: {earliest} to {latest}"
             )
-        yield str(number), offset
+        offsets[str(number)] = offset
+    return offsets
 
 
 def ranges(start: Offsets, end: Offsets, rows_per_task: int | None) -> list[OffsetRange]:
@@ -63,16 +76,27 @@ def ranges(start: Offsets, end: Offsets, rows_per_task: int | None) -> list[Offs
     found = []
     for topic, partitions in end.items():
         for number, stop in partitions.items():
-            first = start.get(topic, {}).get(number, 0)
+            first = _first(start, topic, number, stop)
             step = rows_per_task or max(1, stop - first)
             found += [OffsetRange(topic, int(number), at, min(at + step, stop)) for at in range(first, stop, step)]
     return found
 
 
+def _first(start: Offsets, topic: str, number: str, stop: int) -> int:
+    first = start.get(topic, {}).get(number, 0)
+    if first > stop:
+        # An empty range would hide it: a query that went on from a topic that was made anew would wait for ever.
+        raise InvalidRequestError(
+            f"{topic}-{number} cannot be read from offset {first} to {stop}: the end is before the start. "
+            "Was the topic deleted and made again?"
+        )
+    return first
+
+
 def limit_rows(start: Offsets, end: Offsets, rows_max: int) -> Offsets:
     """An end not after `end` with at most `rows_max` rows from `start`, shared fairly by partitions that have some."""
     waiting = {
-        (topic, number): stop - start.get(topic, {}).get(number, 0)
+        (topic, number): stop - _first(start, topic, number, stop)
         for topic, partitions in end.items()
         for number, stop in partitions.items()
     }

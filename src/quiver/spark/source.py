@@ -4,17 +4,24 @@ Options for reading: servers, topic (names joined by commas), startingOffsets, e
 maxRowsPerTrigger (stream only). For writing: servers, topic; columns value (string or binary) and optionally key,
 timestamp, headers.
 
+A streaming query writes each row once, also when its last micro-batch is replayed after a crash. It must be the same
+query for that: the same rowsPerTask, and rows in the same order in each task, unless a task writes no more than a few
+megabytes (`pieces.PIECE_BYTES_MAX`): then their order does not matter.
+
 Rule: objects here are pickled by Spark and sent to executors, so they hold options and plain values, never clients.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
@@ -31,11 +38,13 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
 from quiver import Admin, Consumer, Producer
-from quiver.errors import InvalidRequestError
+from quiver.config import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX
+from quiver.errors import InvalidRequestError, MessageTooLargeError, QuiverError, RequestTimeoutError
 from quiver.spark.offsets import OffsetRange, Offsets, limit_rows, ranges, resolve
+from quiver.spark.pieces import ROW_BYTES, cut, row_bytes
 from quiver.types import check_topic_name
 from quiver.wire.records import SCHEMA
 
@@ -44,13 +53,10 @@ SPARK_SCHEMA: Final = (
     "headers map<string, binary>"
 )
 ARROW_SCHEMA: Final = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), *SCHEMA])
-WRITE_COLUMNS: Final = tuple(SCHEMA.names)
-# Rows of one task are sent in batches of exactly so many, whatever pieces Spark hands over: a task that runs again
-# makes the same batches, and the broker knows them.
-WRITE_ROWS: Final = 10_000
 _POLL_TIMEOUT_S: Final = 5.0
 _READ_PATIENCE: Final = 24  # polls without a record before a task gives up: two minutes
 _REQUEST_TIMEOUT_S: Final = 60.0
+_DELIVERY_TIMEOUT_S: Final = 600.0  # a task waits so long for a node that is away, then it fails
 
 
 class Options:
@@ -76,7 +82,7 @@ class Options:
         value = options.get(name)
         if value is None:
             return None
-        if not str(value).isdigit() or int(value) < 1:
+        if not (str(value).isascii() and str(value).isdigit() and int(value) >= 1):
             raise InvalidRequestError(f"option {name} is a whole number of 1 or more, not {value!r}")
         return int(value)
 
@@ -97,6 +103,8 @@ class QuiverDataSource(DataSource):
         return QuiverReader(Options(self.options))
 
     def streamReader(self, schema: StructType) -> QuiverStreamReader:
+        if "endingOffsets" in self.options:
+            raise InvalidRequestError("a stream has no end: endingOffsets is for batch reads")
         return QuiverStreamReader(Options(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> QuiverWriter:
@@ -130,7 +138,7 @@ def read_range(options: Options, wanted: OffsetRange | None) -> Iterator[pa.Reco
             table = consumer.poll_arrow(timeout=_POLL_TIMEOUT_S)
             silent = 0 if table.num_rows else silent + 1
             if silent >= _READ_PATIENCE:
-                raise InvalidRequestError(f"{wanted} cannot be read: nothing came after offset {position}")
+                raise RequestTimeoutError(f"{wanted} cannot be read: nothing came from offset {position} on")
             for batch in table.to_batches():
                 rows = min(batch.num_rows, wanted.end - position)
                 if rows > 0:
@@ -198,11 +206,28 @@ class Written(WriterCommitMessage):
 def _check_columns(options: Options, schema: StructType) -> None:
     if len(options.topics) != 1:
         raise InvalidRequestError("a sink writes to one topic")
-    names = set(schema.fieldNames())
-    if "value" not in names or names - set(WRITE_COLUMNS):
+    names = schema.fieldNames()
+    if "value" not in names or set(names) - set(SCHEMA.names):
         raise InvalidRequestError(
             f"a sink takes the columns value, and optionally key, timestamp, headers; this frame has {sorted(names)}"
         )
+    for field in schema.fields:
+        if not _fits(field.name, field.dataType):
+            wanted = {"timestamp": "timestamp", "headers": "map<string, binary>"}.get(field.name, "string or binary")
+            found = field.dataType.simpleString()
+            raise InvalidRequestError(f"the column {field.name} of a sink is {wanted}, not {found}")
+
+
+def _fits(name: str, kind: DataType) -> bool:
+    if name == "timestamp":
+        return isinstance(kind, TimestampType)
+    if name == "headers":
+        return (
+            isinstance(kind, MapType)
+            and isinstance(kind.keyType, StringType)
+            and isinstance(kind.valueType, (StringType, BinaryType))
+        )
+    return isinstance(kind, (StringType, BinaryType))
 
 
 def write_rows(options: Options, name: str, batches: Iterator[pa.RecordBatch]) -> Written:
@@ -211,33 +236,59 @@ def write_rows(options: Options, name: str, batches: Iterator[pa.RecordBatch]) -
     The same name with the same rows again stores nothing again: that is how a task that is retried, or a micro-batch
     that is replayed after a crash, writes once.
     """
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    producer_id = int.from_bytes(digest, "little") % (2**62 - 1) + 1
-    rows = 0
-    with Producer(options.servers, producer_id=producer_id, delivery_timeout=600.0) as producer:
-        waiting: list[pa.RecordBatch] = []
+    pieces = cut(map(_checked, batches))
+    first = next(pieces, None)
+    if first is None:
+        return Written(0)
+    digest = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    topic, rows = options.topics[0], 0
+    with Admin(options.servers, request_timeout=_REQUEST_TIMEOUT_S) as admin:
+        partition_count = len(admin.describe_topic(topic).partitions)
+    producer = Producer(
+        options.servers,
+        producer_id=digest % (2**62 - 1) + 1,
+        batch_bytes=BATCH_BYTES_MAX,  # a piece is a batch: the producer must not cut it again
+        delivery_timeout=_DELIVERY_TIMEOUT_S,
+        block_timeout=_DELIVERY_TIMEOUT_S,
+    )
+    try:
         futures = []
-        for piece in _regular(batches, waiting):
+        for number, piece in enumerate(itertools.chain([first], pieces)):
             rows += piece.num_rows
-            futures.append(producer.send_many(options.topics[0], piece))
+            for part, partition in _parts(piece, (digest + number) % partition_count, partition_count):
+                futures.append(producer.send_many(topic, part, partition=partition))
         for future in futures:
             future.result()
+    except BaseException:
+        # What is not sent yet must not be: the task that follows this one sends it, in order.
+        with contextlib.suppress(QuiverError):
+            producer.close(timeout=0.0)
+        raise
+    producer.close()
     return Written(rows)
 
 
-def _regular(batches: Iterator[pa.RecordBatch], waiting: list[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The same rows in tables of exactly WRITE_ROWS, the last one shorter."""
-    count = 0
-    for batch in batches:
-        waiting.append(batch)
-        count += batch.num_rows
-        while count >= WRITE_ROWS:
-            table = pa.Table.from_batches(waiting)
-            yield table.slice(0, WRITE_ROWS)
-            waiting[:] = table.slice(WRITE_ROWS).to_batches()
-            count -= WRITE_ROWS
-    if count:
-        yield pa.Table.from_batches(waiting)
+def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """What the producer leaves to its caller where a batch holds many records."""
+    if "headers" in batch.schema.names and batch.column("headers").items.null_count:
+        raise InvalidRequestError("the value of a header may not be null")
+    size = batch.num_rows and pc.max(row_bytes(batch)).as_py() - ROW_BYTES
+    if size > MESSAGE_BYTES_MAX:
+        raise MessageTooLargeError(
+            f"a row of {size} bytes is over the limit of {MESSAGE_BYTES_MAX}", size=size, limit=MESSAGE_BYTES_MAX
+        )
+    return batch
+
+
+def _parts(piece: pa.Table, turn: int, partition_count: int) -> Iterator[tuple[pa.Table, int | None]]:
+    """(rows, partition): rows without a key to the partition whose turn it is, the others by their key."""
+    if partition_count == 1 or "key" not in piece.column_names:
+        yield piece, turn
+        return
+    is_keyed = piece["key"].is_valid()
+    for part, partition in ((piece.filter(pc.invert(is_keyed)), turn), (piece.filter(is_keyed), None)):
+        if part.num_rows:
+            yield part.combine_chunks(), partition
 
 
 class QuiverWriter(DataSourceArrowWriter):

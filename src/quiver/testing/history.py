@@ -66,19 +66,29 @@ class ProducerLog:
         self.refused.add(value)
 
 
+class _Jump(NamedTuple):
+    place: Place
+    offset: int
+    resumed: bool
+
+
 class Reader:
     """What one consumer object saw, from where it began. For one thread."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.records: list[Record | tuple[Place, int]] = []
+        self.events: list[Record | _Jump] = []
 
     def saw(self, record: Record) -> None:
-        self.records.append(record)
+        self.events.append(record)
+
+    def resumed(self, topic: str, partition: int, offset: int) -> None:
+        """It goes on where earlier readers of its name left off: never beyond what they saw."""
+        self.events.append(_Jump((topic, partition), offset, True))
 
     def jumped(self, topic: str, partition: int, offset: int) -> None:
         """It was sent elsewhere by a seek, or by retention: the next offset of this partition is this one."""
-        self.records.append(((topic, partition), offset))
+        self.events.append(_Jump((topic, partition), offset, False))
 
 
 class Positions:
@@ -139,6 +149,7 @@ class History:
             *_reordered(self.producers, places),
             *_gaps(stored),
             *(violation for reader in self.readers for violation in _reading(reader)),
+            *_skipped(self.readers),
             *(violation for group in self.groups for violation in _rewound(group)),
         ]
         return list(_shortened(found))
@@ -150,7 +161,7 @@ def _stored(readers: list[Reader]) -> tuple[dict[tuple[Place, int], bytes], list
     first: dict[tuple[Place, int], str] = {}
     found: list[Violation] = []
     for reader in readers:
-        for record in reader.records:
+        for record in reader.events:
             if not isinstance(record, Record):
                 continue
             at = ((record.topic, record.partition), record.offset)
@@ -223,10 +234,10 @@ def _reading(reader: Reader) -> Iterator[Violation]:
     """One reader meets each offset once, in order, without a hole, unless it was told to jump."""
     expected: dict[Place, int] = {}
     seen: dict[Place, set[int]] = {}
-    for record in reader.records:
+    for record in reader.events:
         if not isinstance(record, Record):
-            expected[record[0]] = record[1]
-            seen.pop(record[0], None)
+            expected[record.place] = record.offset
+            seen.pop(record.place, None)
             continue
         place, offset = (record.topic, record.partition), record.offset
         wanted = expected.get(place, offset)
@@ -236,6 +247,21 @@ def _reading(reader: Reader) -> Iterator[Violation]:
             kind = DUPLICATE if offset in offsets else GAP if offset > wanted else REORDERED
             yield Violation(kind, f"{reader.name} got {_at(place, offset)} where offset {wanted} follows")
         offsets.add(offset)
+
+
+def _skipped(readers: list[Reader]) -> Iterator[Violation]:
+    """Readers of one name see everything together: one that resumes begins no later than the last one ended."""
+    ends: dict[tuple[str, Place], int] = {}
+    for reader in readers:
+        for event in reader.events:
+            if isinstance(event, Record):
+                ends[reader.name, (event.topic, event.partition)] = event.offset + 1
+                continue
+            end = ends.get((reader.name, event.place))
+            if event.resumed and end is not None and event.offset > end:
+                detail = f"{reader.name} resumed at {_at(event.place, event.offset)} and had seen nothing from {end} on"
+                yield Violation(GAP, detail)
+            ends[reader.name, event.place] = event.offset
 
 
 def _rewound(group: Positions) -> Iterator[Violation]:
