@@ -14,7 +14,7 @@ demo: setup ## see it work
 	@$(VENV)/python -m quiver.cli.demo $(ARGS)
 
 test: setup ## run the tests
-	@$(VENV)/python -m pytest -n 2 $(ARGS)
+	@$(VENV)/python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 bench: setup ## measure it
 	@$(VENV)/python bench/run.py $(ARGS)

@@ -29,6 +29,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def failure(status: int, message: str, *headers: tuple[str, str]) -> HttpAnswer:
+    if status == 503:
+        headers = (*headers, _RETRY_LATER)
     return HttpAnswer(status, _encode({"status": "failure", "message": message}), headers)
 
 
@@ -77,10 +79,10 @@ class ClassicHttp:
         except httptools.HttpParserInvalidURLError:
             return failure(400, "the request's target is not a valid URL")
         except QuiverError as error:
-            return failure(503, error.message, _RETRY_LATER)
+            return failure(503, error.message)
         except Exception:
             logger.exception("http_failed method=%s target=%r", request.method, request.target[:200])
-            return failure(503, "internal error; the server's log says more", _RETRY_LATER)
+            return failure(503, "internal error; the server's log says more")
 
 
 def _query(raw: bytes | None) -> dict[str, Any]:

@@ -72,11 +72,13 @@ class _Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._no_more = False  # nothing that still comes is a request
+        self._farewell: bytes | None = None  # said after the last answer that is still due
         self._begun_at_s: float | None = None  # a request is coming in since
         self._stuck_at_s: float | None = None  # the client does not read since
         self._heard_at_s = time.monotonic()
         self._target, self._headers = b"", {b"": b""}
-        self._head_bytes = self._body_bytes = 0
+        self._in_head = False
+        self._head_bytes = self._head_unparsed_bytes = self._body_bytes = 0
         self._body: list[bytes] = []
 
     # -- asyncio's side ------------------------------------------------------------------------------------------
@@ -87,7 +89,8 @@ class _Connection(asyncio.Protocol):
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if not self._server.admit(self):
-            self._give_up(503, f"the server has its maximum of {CONNECTIONS_MAX} connections")
+            full = f"the server has its maximum of {CONNECTIONS_MAX} connections"
+            self._give_up(503, "the server is stopping" if self._server.stopping else full)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
@@ -98,12 +101,22 @@ class _Connection(asyncio.Protocol):
         if self._closing or self._no_more:
             return
         self._heard_at_s = time.monotonic()
+        head = self._headers if self._in_head else None
         try:
             self._parser.feed_data(data)
+            if self._in_head and self._headers is head:
+                # The parser tells of a header when it is whole: one without end would fill the memory unseen.
+                self._head_unparsed_bytes += len(data)
+                self._count_head(0)
         except httptools.HttpParserUpgrade:
             self._no_more = True  # the request is answered as if it had not asked for another protocol
         except httptools.HttpParserError as error:
             self._give_up(400, f"this is not an HTTP request: {error}")
+
+    def eof_received(self) -> bool:
+        """A client that has said all it will say may still read its answers."""
+        self._no_more = True
+        return self._task is not None or bool(self._waiting) or self._farewell is not None
 
     def pause_writing(self) -> None:
         self._stuck_at_s = time.monotonic()
@@ -119,7 +132,8 @@ class _Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._begun_at_s = self._heard_at_s
         self._target, self._headers = b"", {}
-        self._head_bytes = self._body_bytes = 0
+        self._in_head = True
+        self._head_bytes = self._head_unparsed_bytes = self._body_bytes = 0
         self._body = []
 
     def on_url(self, url: bytes) -> None:
@@ -132,10 +146,11 @@ class _Connection(asyncio.Protocol):
 
     def _count_head(self, size: int) -> None:
         self._head_bytes += size
-        if self._head_bytes > HEAD_BYTES_MAX:
+        if max(self._head_bytes, self._head_unparsed_bytes) > HEAD_BYTES_MAX:
             self._give_up(400, f"the request's head is longer than {HEAD_BYTES_MAX} bytes")
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
         length = self._headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._server.body_bytes_max:
             self._refuse_body()
@@ -175,24 +190,35 @@ class _Connection(asyncio.Protocol):
         self._heard_at_s = time.monotonic()
         if self._closing or self._transport is None:
             return
-        keep_alive = request.keep_alive and not self._server.stopping and not self._no_more
+        is_last = self._no_more and self._farewell is None and not self._waiting
+        keep_alive = request.keep_alive and not self._server.stopping and not is_last
         self._transport.write(_encode(answer, keep_alive=keep_alive, with_body=request.method != "HEAD"))
         if not keep_alive:
             self.close()
         elif self._waiting:
             self._serve_next()
+        elif self._farewell is not None:
+            self._say_farewell()
         elif self._stuck_at_s is None:
             self._set_reading(True)
 
     def _give_up(self, status: int, message: str) -> None:
         """Says why and ends: what comes next on this connection cannot be told apart from the rest of this.
 
-        Closing at once, with bytes unread, would reset the connection and take the answer away from the client.
+        Not before the requests that came first are answered: the client takes answers in order.
         """
-        if self._transport is not None and not self._closing and not self._no_more:
+        if not self._closing and not self._no_more:
             self._no_more, self._begun_at_s = True, None
-            self._transport.write(_encode(self._server.refuse(status, message), keep_alive=False))
+            self._farewell = _encode(self._server.refuse(status, message), keep_alive=False)
+            if self._task is None and not self._waiting:
+                self._say_farewell()
+
+    def _say_farewell(self) -> None:
+        """Closing at once, with bytes unread, would reset the connection and take the answer away from the client."""
+        if self._transport is not None and self._farewell is not None:
+            self._transport.write(self._farewell)
             self._transport.write_eof()
+            self._farewell = None
             asyncio.get_running_loop().call_later(_LINGER_S, self.close)
 
     def close(self) -> None:

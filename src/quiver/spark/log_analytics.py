@@ -8,6 +8,7 @@ Spark's. Each micro-batch adds all counts as they are now: for one window, level
 
 from __future__ import annotations
 
+import time
 from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -15,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 LEVELS: Final = ("DEBUG", "INFO", "WARN", "ERROR")
+_POLL_S: Final = 0.05
 _LINE: Final = rf"^(\S+) ({'|'.join(LEVELS)}) (\S+) (.*)$"
 
 
@@ -66,15 +68,27 @@ def start(spark: SparkSession, job: LogAnalytics) -> list[StreamingQuery]:
     dead = lines.where("event_time is null").select("value")
     archive = good.select("event_time", "level", "producer", "text")
     return [
-        _to_topic(job, dead, job.dead_letters, "append"),
-        _to_topic(job, count(good, job.window), job.counts, "complete"),
-        archive.writeStream.format("parquet")
-        .option("path", job.archive)
-        .option("checkpointLocation", f"{job.checkpoints}/archive")
-        .trigger(processingTime=job.trigger)
-        .queryName("archive")
-        .start(),
+        _initialized(_to_topic(job, dead, job.dead_letters, "append")),
+        _initialized(_to_topic(job, count(good, job.window), job.counts, "complete")),
+        _initialized(
+            archive.writeStream.format("parquet")
+            .option("path", job.archive)
+            .option("checkpointLocation", f"{job.checkpoints}/archive")
+            .trigger(processingTime=job.trigger)
+            .queryName("archive")
+            .start()
+        ),
     ]
+
+
+def _initialized(query: StreamingQuery) -> StreamingQuery:
+    """Waits until the query has its sources.
+
+    Each starts a Python process that Spark gives ten seconds to come up; several at once on a busy machine need longer.
+    """
+    while query.isActive and query.status["message"] == "Initializing sources":
+        time.sleep(_POLL_S)
+    return query
 
 
 def _to_topic(job: LogAnalytics, rows: DataFrame, topic: str, mode: str) -> StreamingQuery:

@@ -1,0 +1,87 @@
+"""Short ways for the tests of Spark to make topics, fill them, and read and write them through Spark."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from quiver import Admin, Producer
+from tests.system.kit import read_all, values_of
+
+QUERY_TIMEOUT_S = 60
+
+_numbers = itertools.count(1)
+
+
+class Lake:
+    """Spark and a node, as one test sees them."""
+
+    def __init__(self, spark: SparkSession, servers: str) -> None:
+        self.spark = spark
+        self.servers = servers
+
+    def via(self, servers: str) -> Lake:
+        """The same by another address, as that of a proxy."""
+        return Lake(self.spark, servers)
+
+    # -- straight ------------------------------------------------------------------------------------------------
+
+    def new_topic(self, partitions: int = 1) -> str:
+        name = f"spark-{os.getpid()}-{next(_numbers)}"
+        with Admin(self.servers) as admin:
+            admin.create_topic(name, partitions)
+        return name
+
+    def fill(self, topic: str, values: list[bytes], partition: int | None = None) -> None:
+        """One batch for each hundred values, so that ranges begin and end inside batches."""
+        with Producer(self.servers) as producer:
+            for start in range(0, len(values), 100):
+                producer.send_many(topic, values[start : start + 100], partition=partition).result(30)
+
+    def stored(self, topic: str) -> list[bytes | None]:
+        """All values, by partition and offset."""
+        return values_of(read_all(self.servers, topic))
+
+    # -- through Spark -------------------------------------------------------------------------------------------
+
+    def read(self, topic: str, **options: Any) -> DataFrame:
+        return self.spark.read.format("quiver").options(servers=self.servers, topic=topic, **options).load()
+
+    def read_stream(self, topic: str, **options: Any) -> DataFrame:
+        reader = self.spark.readStream.format("quiver")
+        return reader.options(servers=self.servers, topic=topic, **options).load()
+
+    def write(self, frame: DataFrame, topic: str, mode: str = "append") -> None:
+        frame.write.format("quiver").mode(mode).options(servers=self.servers, topic=topic).save()
+
+    def write_stream(self, frame: DataFrame, topic: str, checkpoint: Any) -> DataStreamWriter:
+        writer = frame.writeStream.format("quiver").options(servers=self.servers, topic=topic)
+        return writer.option("checkpointLocation", str(checkpoint))
+
+    def frame(self, rows: list[tuple[Any, ...]], schema: str) -> DataFrame:
+        return self.spark.createDataFrame(rows, schema)
+
+
+def finish(writer: DataStreamWriter) -> StreamingQuery:
+    """Runs a query over what there is now, to its end."""
+    query = writer.trigger(availableNow=True).start()
+    try:
+        assert query.awaitTermination(QUERY_TIMEOUT_S), "the query did not end"
+    finally:
+        query.stop()
+    return query
+
+
+def numbered(count: int, name: str = "row") -> list[bytes]:
+    return [f"{name}-{number:06d}".encode() for number in range(count)]
+
+
+def values_in(frame: DataFrame) -> list[bytes]:
+    """The values of a frame, by topic, partition and offset."""
+    rows = frame.select("topic", "partition", "offset", "value").collect()
+    return [bytes(row.value) for row in sorted(rows, key=lambda row: (row.topic, row.partition, row.offset))]
