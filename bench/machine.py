@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import os
 import platform
 import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 import quiver
+
+PACKAGES = ("pyarrow", "redis", "hiredis", "flask", "werkzeug", "sqlalchemy", "psycopg", "pyspark")
 
 
 def machine_facts(data_dir: Path) -> dict[str, Any]:
@@ -25,9 +26,16 @@ def machine_facts(data_dir: Path) -> dict[str, Any]:
         "kernel": f"{platform.system()} {platform.release()}",
         "file_system": file_system_of(data_dir, Path("/proc/mounts").read_text()),
         "python": platform.python_version(),
-        "pyarrow": pa.__version__,
         "quiver": quiver.__version__,
+        "packages": {name: _version(name) for name in PACKAGES},
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def file_system_of(path: Path, mounts: str) -> str:

@@ -24,11 +24,15 @@ class Steps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run: `count` records or batches with `value_bytes` bytes of values, all acknowledged or read."""
+    """One run: `count` records or batches with `value_bytes` bytes of values, all acknowledged or read.
+
+    `figures` are further ones of the same run, by their name in a row.
+    """
 
     seconds: float
     count: int
     value_bytes: int
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Case:
 
     system: str
     name: str
-    unit: str  # "records" or "batches"
+    unit: str  # "records", "batches", "requests" or "rows"
     run: Callable[[], Sample]
     variant: str = ""
 
@@ -68,6 +72,7 @@ def to_row(section: str, case: Case, samples: Sequence[Sample]) -> Row:
     figures = {
         f"{case.unit}_per_s": statistics.median(sample.count / sample.seconds for sample in samples),
         "mb_per_s": statistics.median(sample.value_bytes / sample.seconds for sample in samples) / MB,
+        **{name: statistics.median(sample.figures[name] for sample in samples) for name in samples[0].figures},
     }
     return Row(section, case.system, case.name, figures, runs=tuple(samples))
 

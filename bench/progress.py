@@ -38,6 +38,10 @@ class SectionProgress:
         self._bar.update(self._task, completed=self._begun, description=f"{self._section}: {text}")
         self._begun += 1
 
+    def warn(self, text: str) -> None:
+        """A line that stays."""
+        self._bar.console.print(text, style="bold red", markup=False, soft_wrap=True)
+
     def __enter__(self) -> SectionProgress:
         self._bar.start()
         return self

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
+import uvloop
 from measure import KIB, MIB, Sample, make_values
 
-from quiver import Admin, Consumer, Producer
+from quiver import Admin, Consumer, Producer, aio
 
 RECORDS_PER_CALL = 10_000  # of one send_many
 POLL_RECORDS_MAX = 1000
@@ -24,9 +25,18 @@ READ_TIMEOUT_S = 30.0
 _numbers = itertools.count(1)
 
 
+def next_topic() -> str:
+    return f"bench-{next(_numbers)}"
+
+
+def delete_topic(servers: str, topic: str) -> None:
+    with Admin(servers) as admin:
+        admin.delete_topic(topic)
+
+
 @contextlib.contextmanager
 def fresh_topic(servers: str, partitions: int = 1) -> Iterator[str]:
-    name = f"bench-{next(_numbers)}"
+    name = next_topic()
     with Admin(servers) as admin:
         admin.create_topic(name, partitions)
         yield name
@@ -127,6 +137,22 @@ def consume(servers: str, topic: str, records: int, value_bytes: int, *, arrow: 
     if read != records:
         raise RuntimeError(f"{records} records are stored and {read} came")
     return Sample(seconds, records, records * value_bytes)
+
+
+def round_trips_aio(servers: str, topic: str, value: bytes, rounds: int) -> list[float]:
+    """The same with the asyncio SDK, which needs no second thread."""
+
+    async def run() -> list[float]:
+        seconds = []
+        async with aio.Producer(servers) as producer:
+            await (await producer.send(topic, value))
+            for _ in range(rounds):
+                began_s = time.perf_counter()
+                await (await producer.send(topic, value))
+                seconds.append(time.perf_counter() - began_s)
+        return seconds
+
+    return uvloop.run(run())
 
 
 def round_trips(servers: str, topic: str, value: bytes, rounds: int) -> list[float]:

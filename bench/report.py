@@ -18,26 +18,34 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-QUIVER, FLOOR, REDIS = "Quiver", "floor", "Redis"
+QUIVER, FLOOR, REDIS, REFERENCE, NOTHING = "Quiver", "floor", "Redis", "reference", "nothing"
 
 # Rows that targets refer to.
 BATCHES_128_KIB = "128 KiB batches"
 ONE_IN_FLIGHT = "one in flight, 100 B"
+ONE_IN_FLIGHT_AIO = "one in flight, 100 B, asyncio"
 SEND_MANY_100_B = "send_many, 100 B"
 XADD_100_B = "XADD, 100 B"
+XADD_BY_HAND = "XADD, 100 B, by hand"
 POLL = "poll, 100 B"
 POLL_ARROW = "poll_arrow, 100 B"
 XREAD_100_B = "XREAD, 100 B"
+XREAD_BY_HAND = "XREAD, 100 B, by hand"
+CLASSIC_PRODUCE = "classic produce, 100 B"
+CLASSIC_CONSUME = "classic consume, 100 B"
+SPARK_SCAN = "Spark scan, 100 B"
 IDLE_NODE = "idle node, 100 partitions"
 GROWTH_POLL = "growth while poll reads"
 GROWTH_POLL_ARROW = "growth while poll_arrow reads"
 
 NOT_A_TERMINAL_WIDTH = 170
 
-# figure -> (column, how it is written); a row has either records or batches, and its name says which
+# figure -> (column, how it is written); a row has one of the rates, and its name says of what
 COLUMNS = {
     "records_per_s": ("rate /s", "{:,.0f}"),
     "batches_per_s": ("rate /s", "{:,.0f}"),
+    "requests_per_s": ("rate /s", "{:,.0f}"),
+    "rows_per_s": ("rate /s", "{:,.0f}"),
     "mb_per_s": ("MB/s", "{:,.1f}"),
     "p50_ms": ("p50 ms", "{:.3f}"),
     "p99_ms": ("p99 ms", "{:.3f}"),
@@ -70,10 +78,18 @@ class Verdict:
 
 TARGETS = (
     Target("128 KiB batches, of the floor's bytes/s", BATCHES_128_KIB, "mb_per_s", 0.5, True, (FLOOR, BATCHES_128_KIB)),
-    Target("one in flight, p50, of the floor's", ONE_IN_FLIGHT, "p50_ms", 2, False, (FLOOR, ONE_IN_FLIGHT)),
+    Target("one in flight (threads), p50, of floor", ONE_IN_FLIGHT, "p50_ms", 2, False, (FLOOR, ONE_IN_FLIGHT)),
+    Target("one in flight (asyncio), p50, of floor", ONE_IN_FLIGHT_AIO, "p50_ms", 2, False, (FLOOR, ONE_IN_FLIGHT)),
     Target("send_many 100 B, of Redis XADD", SEND_MANY_100_B, "records_per_s", 8, True, (REDIS, XADD_100_B)),
     Target("poll_arrow, of Redis XREAD", POLL_ARROW, "records_per_s", 10, True, (REDIS, XREAD_100_B)),
     Target("poll, of Redis XREAD", POLL, "records_per_s", 1.5, True, (REDIS, XREAD_100_B)),
+    Target(
+        "classic produce, of the reference's", CLASSIC_PRODUCE, "requests_per_s", 20, True, (REFERENCE, CLASSIC_PRODUCE)
+    ),
+    Target(
+        "classic consume, of the reference's", CLASSIC_CONSUME, "requests_per_s", 20, True, (REFERENCE, CLASSIC_CONSUME)
+    ),
+    Target("Spark scan, of a source out of nothing", SPARK_SCAN, "rows_per_s", 0.5, True, (NOTHING, SPARK_SCAN)),
     Target("idle node with 100 partitions", IDLE_NODE, "rss_mb", 120, False),
     Target("node's growth while poll_arrow reads", GROWTH_POLL_ARROW, "rss_mb", 64, False),
     Target("node's growth while poll reads", GROWTH_POLL, "rss_mb", 64, False),
@@ -93,6 +109,13 @@ def judge(targets: Sequence[Target], rows: Sequence[Row]) -> list[Verdict]:
             met = measured >= target.limit if target.at_least else measured <= target.limit
         verdicts.append(Verdict(target, measured, met))
     return verdicts
+
+
+def ratios(rows: Sequence[Row], names: Sequence[str], against: tuple[str, str], figure: str) -> str:
+    """Quiver's rows as multiples of the row `against`, in words."""
+    figures = {(row.system, row.name): row.figures for row in rows}
+    base = figures[against][figure]
+    return ", ".join(f"{name.split(',')[0]} is {figures[QUIVER, name][figure] / base:.2f} x" for name in names)
 
 
 def draw(title: str, rows: Sequence[Row], verdicts: Sequence[Verdict]) -> None:

@@ -1,4 +1,6 @@
-"""Measures Quiver against a bare floor and against Redis streams on this machine: `make bench`.
+"""Measures Quiver on this machine: `make bench`.
+
+Against a bare floor, Redis streams, a queue of the classic design over HTTP, and a Spark source out of nothing.
 
 Starts real servers with their data on one disk, lets them take turns, prints a table with every figure and one with the
 targets, and writes both, with the facts of the machine, to results.json.
@@ -17,8 +19,9 @@ from pathlib import Path
 import report
 from machine import machine_facts
 from measure import Row
+from plan import QUICK, Bench, Sizes
 from progress import SectionProgress
-from sections import QUICK, SECTIONS, Bench, Sizes, disk
+from sections import SECTIONS, disk
 from servers import HERE, Floor, Node, RedisServer, RedisUnavailableError
 
 NEED_REDIS = {"produce", "consume"}
@@ -45,6 +48,7 @@ def main() -> int:
         print("stopped; the servers are ended", file=sys.stderr)
         return 128 + signal.SIGINT
     finally:
+        _ignore_signals()
         shutil.rmtree(directory, ignore_errors=True)
         with contextlib.suppress(OSError):
             parent.rmdir()  # only when it is empty
@@ -74,7 +78,7 @@ def measure(chosen: list[str], sizes: Sizes, directory: Path) -> tuple[list[Row]
             except RedisUnavailableError as missing:
                 redis_said = str(missing)
         stack.callback(_ignore_signals)
-        bench = Bench(sizes, directory, progress, node.address, floor.port, redis_port, redis_said)
+        bench = Bench(sizes, directory, progress, node.address, node.http, floor.port, redis_port, redis_said)
         rows = [row for section in (disk, *map(SECTIONS.get, chosen)) for row in section(bench)]
     return rows, redis_said
 
@@ -87,7 +91,7 @@ def _ignore_signals() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small sizes, one run each: half a minute, rough figures")
+    parser.add_argument("--quick", action="store_true", help="small sizes, one run each: a minute, rough figures")
     parser.add_argument("--only", action="append", choices=list(SECTIONS), help="a section to run; may be repeated")
     parser.add_argument("--data-dir", help="where the servers keep their data while it runs (default: bench/.data)")
     parser.add_argument("--output", help=f"result file (default: bench/{RESULTS.name}, of a part {RESULTS_PART.name})")

@@ -5,78 +5,27 @@ Rule: the systems of a section take turns, so that their ratio does not depend o
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import floor
 import quiver_bench
 import redis_bench
 import report
+from http_section import http
 from machine import time_syncs
-from measure import KIB, MB, MIB, Case, Row, human_size, latency_row, make_values, run_in_turns
-from progress import SectionProgress
+from measure import KIB, MB, Case, Row, human_size, latency_row, make_values
+from plan import Bench
 from servers import Node
+from spark_section import spark
 
 IN_FLIGHT_MAX = 5  # batches; the SDK's own limit, given to the floor's client too
 LATENCY_TURNS = 4
 SETTLE_S = 1.0
 IDLE_PARTITIONS = 100
 MEMORY_VALUE_BYTES = KIB
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sizes:
-    """How much one run of each case does: about a second each on a machine of two cores."""
-
-    repeats: int = 3
-    batches: tuple[tuple[int, int], ...] = ((KIB, 8000), (16 * KIB, 4000), (128 * KIB, 2000), (MIB, 250))
-    records_100_b: int = 1_000_000
-    records_1_kib: int = 200_000
-    records_single: int = 200_000
-    records_redis: int = 100_000
-    read_quiver_times: int = 20  # the consumed topic is this many times `read_redis` records
-    read_redis: int = 100_000
-    latency_rounds: int = 2000
-    sync_rounds: int = 200
-    memory_bytes: int = 1000 * MB
-
-
-QUICK = Sizes(
-    repeats=1,
-    batches=((KIB, 1000), (16 * KIB, 500), (128 * KIB, 200), (MIB, 50)),
-    records_100_b=200_000,
-    records_1_kib=50_000,
-    records_single=50_000,
-    records_redis=20_000,
-    read_quiver_times=10,
-    read_redis=50_000,
-    latency_rounds=400,
-    sync_rounds=50,
-    memory_bytes=100 * MB,
-)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Bench:
-    """What every section gets. `redis_port` None: there is no Redis, `redis_missing` says why."""
-
-    sizes: Sizes
-    directory: Path
-    progress: SectionProgress
-    servers: str
-    floor_port: int
-    redis_port: int | None
-    redis_missing: str
-
-    def run(self, section: str, cases: list[Case]) -> list[Row]:
-        self.progress.section(section, len(cases) * self.sizes.repeats)
-        return run_in_turns(section, cases, self.sizes.repeats, self.progress)
-
-    def skipped(self, section: str, name: str) -> list[Row]:
-        return [] if self.redis_port else [Row(section, report.REDIS, name, note=f"SKIPPED: {self.redis_missing}")]
 
 
 def disk(bench: Bench) -> list[Row]:
@@ -118,11 +67,17 @@ def produce(bench: Bench) -> list[Row]:
         quiver_case("send_many, 1 KiB", quiver_bench.produce_many, large, per_call),
         quiver_case("send, 100 B", quiver_bench.produce_single, small[: sizes.records_single], "one record a call"),
     ]
-    if bench.redis_port:
-        for run, variant in ((redis_bench.xadd_redis_py, "redis-py"), (redis_bench.xadd_by_hand, "by hand")):
-            xadd = partial(run, bench.redis_port, small[: sizes.records_redis])
-            cases.append(Case(report.REDIS, report.XADD_100_B, "records", xadd, variant))
-    return bench.run("produce", cases) + bench.skipped("produce", report.XADD_100_B)
+    if not bench.redis_port:
+        missing = bench.skip("produce", report.REDIS, [report.XADD_100_B], bench.redis_missing)
+        return bench.run("produce", cases) + missing
+    values = small[: sizes.records_redis]
+    for count in redis_bench.COUNTS:
+        xadd = partial(redis_bench.xadd_redis_py, bench.redis_port, values, count)
+        cases.append(Case(report.REDIS, report.XADD_100_B, "records", xadd, f"pipelines of {count:,}"))
+    by_hand = partial(redis_bench.xadd_by_hand, bench.redis_port, values)
+    cases.append(Case(report.REDIS, report.XADD_BY_HAND, "records", by_hand))
+    rows = bench.run("produce", cases)
+    return redis_notes(rows, report.XADD_100_B, report.XADD_BY_HAND, [report.SEND_MANY_100_B])
 
 
 def consume(bench: Bench) -> list[Row]:
@@ -137,29 +92,50 @@ def consume(bench: Bench) -> list[Row]:
             run = partial(quiver_bench.consume, bench.servers, topic, stored, 100, arrow=arrow)
             variant = "" if arrow else f"max_records={quiver_bench.POLL_RECORDS_MAX}"
             cases.append(Case(report.QUIVER, name, "records", run, variant))
-        if bench.redis_port:
-            redis_bench.xadd_by_hand(bench.redis_port, values)
-            for read, client in ((redis_bench.xread_redis_py, "redis-py"), (redis_bench.xread_by_hand, "by hand")):
-                for count in (1000, 10_000):
-                    run = partial(read, bench.redis_port, count, sizes.read_redis, 100)
-                    cases.append(Case(report.REDIS, report.XREAD_100_B, "records", run, f"{client} COUNT {count}"))
-        return bench.run("consume", cases) + bench.skipped("consume", report.XREAD_100_B)
+        if not bench.redis_port:
+            missing = bench.skip("consume", report.REDIS, [report.XREAD_100_B], bench.redis_missing)
+            return bench.run("consume", cases) + missing
+        redis_bench.xadd_by_hand(bench.redis_port, values)
+        reads = ((report.XREAD_100_B, redis_bench.xread_redis_py), (report.XREAD_BY_HAND, redis_bench.xread_by_hand))
+        for name, read in reads:
+            for count in redis_bench.COUNTS:
+                run = partial(read, bench.redis_port, count, sizes.read_redis, 100)
+                cases.append(Case(report.REDIS, name, "records", run, f"COUNT {count:,}"))
+        rows = bench.run("consume", cases)
+    return redis_notes(rows, report.XREAD_100_B, report.XREAD_BY_HAND, [report.POLL_ARROW, report.POLL])
+
+
+def redis_notes(rows: list[Row], judged: str, by_hand: str, names: list[str]) -> list[Row]:
+    """Says which Redis row the targets use, and what the ratios to the other one are."""
+    ratios = report.ratios(rows, names, (report.REDIS, by_hand), "records_per_s")
+    notes = {
+        judged: f"JUDGED: {redis_bench.client_name()}",
+        by_hand: f"not judged: hand-packed client, of which {ratios}",
+    }
+    return [
+        replace(row, note="; ".join(filter(None, (notes[row.name], row.note)))) if row.name in notes else row
+        for row in rows
+    ]
 
 
 def latency(bench: Bench) -> list[Row]:
     sizes = bench.sizes
-    bench.progress.section("latency", LATENCY_TURNS * 2)
+    bench.progress.section("latency", LATENCY_TURNS * 3)
     quiver_s: list[float] = []
+    aio_s: list[float] = []
     floor_s: list[float] = []
     rounds = sizes.latency_rounds // LATENCY_TURNS
     with quiver_bench.fresh_topic(bench.servers) as topic:
         for _ in range(LATENCY_TURNS):
             bench.progress.step("Quiver")
             quiver_s += quiver_bench.round_trips(bench.servers, topic, bytes(100), rounds)
+            bench.progress.step("Quiver, asyncio")
+            aio_s += quiver_bench.round_trips_aio(bench.servers, topic, bytes(100), rounds)
             bench.progress.step("floor")
             floor_s += floor.round_trips(bench.floor_port, 100, rounds)
     return [
         latency_row("latency", report.QUIVER, report.ONE_IN_FLIGHT, quiver_s, "send(...).result()"),
+        latency_row("latency", report.QUIVER, report.ONE_IN_FLIGHT_AIO, aio_s, "await (await send(...)), asyncio SDK"),
         latency_row("latency", report.FLOOR, report.ONE_IN_FLIGHT, floor_s),
     ]
 
@@ -197,5 +173,7 @@ SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
     "produce": produce,
     "consume": consume,
     "latency": latency,
+    "http": http,
     "memory": memory,
+    "spark": spark,
 }

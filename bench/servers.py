@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import redis
 import redis_bench
@@ -24,30 +25,77 @@ from quiver.cli.ready import NodeReady, last_words, parse_report
 HERE = Path(__file__).resolve().parent
 STOP_TIMEOUT_S = 15.0
 START_TIMEOUT_S = 20.0
+CHILD_TIMEOUT_S = 300.0
 
 
 class RedisUnavailableError(Exception):
     """There is no redis-server here, and why."""
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A Ctrl-C that comes meanwhile takes effect at the end: cut short, the clean-up would leave a process behind."""
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
+
+
+def end(process: subprocess.Popen[bytes], number: int) -> None:
+    """Asks, and kills what has not ended in time. Its pipes are closed."""
+    if process.poll() is None:
+        process.send_signal(number)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def run_child(command: Sequence[str]) -> bytes:
+    """What it printed. It is ended when this raises."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=CHILD_TIMEOUT_S)
+    finally:
+        with uninterrupted():
+            end(process, signal.SIGKILL)
+    if process.returncode:
+        raise RuntimeError(f"{Path(command[1]).name} failed")
+    return output
+
+
 class Server:
     """A child in a process group of its own: Ctrl-C reaches the benchmark alone, which then ends its servers."""
 
-    def __init__(self, directory: Path, command: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
+    stop_signal: int = signal.SIGTERM
+
+    def __init__(
+        self, directory: Path, command: Sequence[str], environment: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.log_path = directory / "server.log"
         # Settings of this shell or directory must not change what is measured.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIVER_")}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("QUIVER_")}
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
                 cwd=directory,
-                env=environment,
+                env={**clean, **(environment or {})},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                pass_fds=pass_fds,
                 start_new_session=True,
+                **options,
             )
         try:
             self.wait_until_ready()
@@ -70,17 +118,8 @@ class Server:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def stop(self) -> None:
-        process = self.process
-        if process.poll() is None:
-            process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
+        with uninterrupted():
+            end(self.process, self.stop_signal)
 
     def __enter__(self) -> Self:
         return self
@@ -97,16 +136,17 @@ class Node(Server):
     def __init__(self, directory: Path) -> None:
         reader, self._writer = os.pipe()
         command = [sys.executable, "-m", "quiver.cli.node", "--data-dir", str(directory)]
-        command += ["--node-id", "1", "--host", "127.0.0.1", "--port", "0", "--ready-fd", str(self._writer)]
+        command += ["--node-id", "1", "--host", "127.0.0.1", "--port", "0", "--http-port", "0"]
+        command += ["--ready-fd", str(self._writer)]
         with os.fdopen(reader, "rb") as self._ready:
-            super().__init__(directory, command, (self._writer,))
+            super().__init__(directory, command, pass_fds=(self._writer,))
 
     def wait_until_ready(self) -> None:
         os.close(self._writer)  # the node has its own; without this a node that dies would not end the pipe
         report = parse_report(self._ready.readline(), NodeReady)
         if not isinstance(report, NodeReady):
             raise self.failure("the Quiver node did not start")
-        self.address = report.address
+        self.address, self.http = report.address, report.http
 
 
 class Floor(Server):

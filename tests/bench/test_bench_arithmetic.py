@@ -5,10 +5,24 @@ from pathlib import Path
 
 import pytest
 from floor import whole_frames
+from http_load import whole_body
 from machine import file_system_of
 from measure import Case, Row, Sample, percentile_ms, run_in_turns
-from redis_bench import entry_pattern
-from report import FLOOR, QUIVER, TARGETS, Target, judge, rows_table, targets_table
+from redis_bench import client_name, entry_pattern
+from report import (
+    FLOOR,
+    POLL,
+    QUIVER,
+    REDIS,
+    TARGETS,
+    XREAD_100_B,
+    XREAD_BY_HAND,
+    Target,
+    judge,
+    rows_table,
+    targets_table,
+)
+from sections import redis_notes
 
 
 class NoSteps:
@@ -47,6 +61,13 @@ def test_the_fastest_variant_counts_and_the_note_names_the_others():
     assert row.note == "fast, the fastest; slow 50"
 
 
+def test_further_figures_of_the_runs_have_their_own_median():
+    left = iter([3.0, 9.0, 1.0])
+    case = Case("Quiver", "produce", "requests", lambda: Sample(1.0, 10, 10, {"p50_ms": next(left)}))
+    (row,) = run_in_turns("s", [case], 3, NoSteps())
+    assert row.figures == {"requests_per_s": 10.0, "mb_per_s": 0.00001, "p50_ms": 3.0}
+
+
 @pytest.mark.parametrize(("percent", "expected_ms"), [(50, 50_000), (99, 99_000), (100, 100_000)])
 def test_percentile_is_a_sample(percent: int, expected_ms: float):
     assert percentile_ms([float(second) for second in range(100, 0, -1)], percent) == expected_ms
@@ -77,6 +98,38 @@ def test_report_without_any_row_says_that_nothing_was_measured():
     assert {verdict.met for verdict in verdicts} == {None}
     assert targets_table(verdicts).row_count == len(TARGETS)
     assert rows_table("t", [Row("s", "Redis", "XADD", note="SKIPPED: none")]).row_count == 1
+
+
+def test_redis_notes_say_which_row_is_judged_and_the_ratio_to_the_other():
+    rows = [
+        Row("s", QUIVER, POLL, {"records_per_s": 300.0}, "a"),
+        Row("s", REDIS, XREAD_100_B, {"records_per_s": 100.0}, "b"),
+        Row("s", REDIS, XREAD_BY_HAND, {"records_per_s": 200.0}),
+    ]
+    assert [row.note for row in redis_notes(rows, XREAD_100_B, XREAD_BY_HAND, [POLL])] == [
+        "a",
+        f"JUDGED: {client_name()}; b",
+        "not judged: hand-packed client, of which poll is 1.50 x",
+    ]
+
+
+def test_every_ratio_target_of_redis_is_judged_by_redis_py():
+    against = {target.against[1] for target in TARGETS if target.against and target.against[0] == REDIS}
+    assert not any("by hand" in name for name in against)
+
+
+@pytest.mark.parametrize(
+    ("received", "expected"),
+    [
+        (b"", None),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n", None),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{", None),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", b"{}"),
+        (b"HTTP/1.1 200 OK\r\nServer: x\r\nContent-Length:0\r\n\r\n", b""),
+    ],
+)
+def test_an_answer_is_taken_when_its_whole_body_has_come(received: bytes, expected: bytes | None):
+    assert whole_body(bytearray(received)) == expected
 
 
 def test_floor_counts_whole_frames_only():

@@ -209,6 +209,42 @@ def test_a_client_that_hangs_up_in_the_middle_changes_nothing(api: Api, node: Ht
     assert state_of(api) == before
 
 
+def test_what_came_before_the_nonsense_is_answered_first(api: Api, node: HttpNode) -> None:
+    """Else the client would take the refusal for the answer to a message that was stored."""
+    topic = fresh()
+    producer = api.producer(topic)
+    good = [post("/producer/produce", topic=topic, producer_id=producer, message=f"m{number}") for number in range(5)]
+    for nonsense in (b"nonsense\r\n\r\n", head("POST", "/topics", f"Content-Length: {BODY_BYTES_MAX + 1}")):
+        with closing(Wire(node)) as wire:
+            wire.send(b"".join(good) + nonsense)
+            assert [wire.answer().status for _ in good] == [200] * 5
+            assert wire.answer().status == 400
+            assert wire.is_closed()
+    assert api.size(topic, api.consumer(topic)) == 10
+
+
+def test_a_last_request_is_answered_whatever_follows_it(api: Api, node: HttpNode) -> None:
+    """Old clients send an empty line behind a body."""
+    body = json.dumps({"topic": fresh()}).encode()
+    request = head("POST", "/producer/register", "Connection: close", f"Content-Length: {len(body)}") + body
+    for rest in (b"", b"\r\n", b"more", request):
+        with closing(Wire(node)) as wire:
+            wire.send(request + rest)
+            assert "producer_id" in wire.answer().body
+            assert wire.is_closed()
+
+
+def test_a_client_that_stops_talking_still_hears_its_answers(api: Api, node: HttpNode) -> None:
+    topic = fresh()
+    producer = api.producer(topic)
+    with closing(Wire(node)) as wire:
+        for number in range(3):
+            wire.send(post("/producer/produce", topic=topic, producer_id=producer, message=f"m{number}"))
+        wire.socket.shutdown(socket.SHUT_WR)
+        assert [wire.answer().body["offset"] for _ in range(3)] == [0, 1, 2]
+        assert wire.is_closed()
+
+
 def test_a_strangers_upgrade_is_no_upgrade(wire: Wire) -> None:
     wire.send(head("GET", "/topics", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"))
     assert wire.answer().status == 200

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents and "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.system)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(240))  # the first of them waits for Spark to begin
             item.add_marker(pytest.mark.xdist_group("spark"))  # with --dist loadgroup there is one Spark, not two
             # What Spark's own Python warns of is not ours to mend.
             item.add_marker(pytest.mark.filterwarnings("ignore:::pyspark"))
@@ -33,12 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        message = "there is no Java: NOTHING OF SPARK IS TESTED"
+        message = "there is no Java: Spark is NOT TESTED"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
-        warnings.warn(pytest.PytestWarning(message), stacklevel=1)
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"\n{message}", file=sys.stderr, flush=True)
         pytest.skip(message)
     directory = tmp_path_factory.mktemp("spark")
     builder = (

@@ -16,8 +16,6 @@ from tests.spark.kit import Lake, finish, numbered
 from tests.system.kit import Node, until
 from tests.system.proxy import Proxy, Step
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def rows_by_batch(query: StreamingQuery) -> list[int]:
     return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]

@@ -78,8 +78,11 @@ class Partition:
 
     async def produce(self, entry: Entry) -> ProduceReply:
         """Returns once the batch is committed, with the offset of its first record."""
-        reply: ProduceReply = await self._ask(lambda future: self._admit_batch(entry, future))
-        return reply
+        return await self.submit(entry)
+
+    def submit(self, entry: Entry) -> asyncio.Future[ProduceReply]:
+        """The same as a future. Raises at once where nothing can be asked of this partition."""
+        return self._ask(lambda future: self._admit_batch(entry, future))
 
     async def commit_position(self, position: Position) -> int:
         """Stores a consumer's position; returns the one that holds, which is higher if this would move it back."""
@@ -197,7 +200,7 @@ class Partition:
         if self._log.failure is None and self._state.applied_index > self._log.checkpoint.index:
             await self._checkpoint()
 
-    async def _ask(self, admit: Callable[[asyncio.Future[Any]], None]) -> Any:
+    def _ask(self, admit: Callable[[asyncio.Future[Any]], None]) -> asyncio.Future[Any]:
         if self._log.failure is not None:
             # A new one each time: a raised error holds its callers' frames, and with them every refused payload.
             raise LogFailedError(self._log.failure.message)
@@ -208,7 +211,7 @@ class Partition:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._inbox.append((lambda: admit(future), future))
         self._wake.set()
-        return await future
+        return future
 
     # -- the owner -----------------------------------------------------------------------------------------------
 

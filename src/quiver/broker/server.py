@@ -40,6 +40,7 @@ from quiver.types import NodeInfo, PartitionInfo, PartitionStatus, TopicInfo, ch
 from quiver.wire.batch_check import check_batch
 from quiver.wire.frame import FLAG_CLIENT, Entry, Kind
 from quiver.wire.messages import (
+    KIND_OF,
     OFFSET_EARLIEST,
     OFFSET_LATEST,
     PROTOCOL_VERSION,
@@ -132,7 +133,7 @@ class Broker:
             settings.batch_bytes_max,
             settings.net.frames_in_flight_max,
         )
-        server = Server(settings.net, hello, self._handle)
+        server = Server(settings.net, hello, self._handle, {KIND_OF[Produce]: self._produce_quickly})
         try:
             port = await server.start(settings.host, settings.port)
         except OSError:
@@ -289,8 +290,24 @@ class Broker:
             await asyncio.get_running_loop().run_in_executor(self._writers, self._catalog.remove_leftovers)
         logger.info("topic_deleted topic=%s", name)
 
+    def _produce_quickly(self, request: Produce, payload: memoryview) -> asyncio.Future[Any] | None:
+        """The future reply, without a task for it; None where more than the partition's answer is needed."""
+        if self._stopping or request.flags & FLAG_CLIENT:
+            return None
+        return self._partition(request.topic, request.partition).submit(self._entry(request, payload))
+
     async def _produce(self, request: Produce, payload: memoryview, flow: Flow) -> Reply:
         partition = self._partition(request.topic, request.partition)
+        entry = self._entry(request, payload)
+        reply = await partition.produce(entry)
+        if reply.base_offset == OFFSET_UNKNOWN and request.flags & FLAG_CLIENT:
+            # A client that numbers its messages is promised the first offset, however old.
+            found = await partition.find_batch(entry.producer_id, entry.producer_epoch, entry.sequence)
+            reply = ProduceReply(found, duplicate=True)
+        return reply, ()
+
+    def _entry(self, request: Produce, payload: memoryview) -> Entry:
+        """The batch as a log entry, once it is known to be whole and what it says it is."""
         size = len(payload)
         limit = self._settings.batch_bytes_max
         if request.record_count == 1:
@@ -300,7 +317,7 @@ class Broker:
         if crc32c(payload) != request.payload_crc:
             raise InvalidBatchError("the batch does not match its checksum: it changed on the way")
         check_batch(payload, request.record_count, request.schema_id)
-        entry = Entry(
+        return Entry(
             Kind.DATA,
             payload,
             request.payload_crc,
@@ -313,12 +330,6 @@ class Broker:
             request.sequence,
             request.flags,
         )
-        reply = await partition.produce(entry)
-        if reply.base_offset == OFFSET_UNKNOWN and request.flags & FLAG_CLIENT:
-            # A client that numbers its messages is promised the first offset, however old.
-            found = await partition.find_batch(entry.producer_id, entry.producer_epoch, entry.sequence)
-            reply = ProduceReply(found, duplicate=True)
-        return reply, ()
 
     async def _fetch(self, request: Fetch, payload: memoryview, flow: Flow) -> Reply:
         partition = self._partition(request.topic, request.partition)

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
+from quiver.client.partitioner import check_partition
 from quiver.config import PORT_DEFAULT
 from quiver.errors import (
     ClosedError,
@@ -22,7 +23,6 @@ from quiver.errors import (
     QuiverError,
     RequestTimeoutError,
     UnavailableError,
-    UnknownPartitionError,
     UnknownTopicError,
 )
 from quiver.net.connection import Connection, open_connection
@@ -178,12 +178,7 @@ class Cluster:
 
     async def leader(self, topic: str, partition: int) -> Connection:
         partitions = (await self.topic(topic)).partitions
-        if not 0 <= partition < len(partitions):
-            raise UnknownPartitionError(
-                f"topic {topic} has partitions 0 to {len(partitions) - 1}, not {partition}",
-                topic=topic,
-                partition=partition,
-            )
+        check_partition(topic, len(partitions), partition)
         address = self._addresses.get(partitions[partition].leader)
         if address is None:
             self.forget_topic(topic)

@@ -11,6 +11,8 @@ import http.client
 import json
 import os
 import random
+import select
+import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -110,7 +112,7 @@ class HttpLink:
                 reply = Reply(0, f"{self._url} does not answer: {reason}", {}, repeated)
                 self.close()
                 if was_idle:
-                    continue  # the server had closed it, as it may at any time; the next try is on a new one
+                    continue  # the server closed it just now, as it may at any time; the next try is on a new one
             pause_s = max(_backoff_s(attempt), reply.retry_after_s)
             if time.monotonic() + pause_s > deadline_s:
                 return reply
@@ -146,8 +148,15 @@ class HttpLink:
                 connection.close()
 
     def _idle_connection(self) -> http.client.HTTPConnection | None:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
+        """The one that was used last, unless the server has closed it meanwhile."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if not _has_input(connection.sock):
+                return connection
+            connection.close()
 
     def _keep(self, connection: http.client.HTTPConnection) -> bool:
         with self._lock:
@@ -155,6 +164,13 @@ class HttpLink:
                 return False
             self._idle.append(connection)
             return True
+
+
+def _has_input(idle: socket.socket) -> bool:
+    """Nothing is owed to us, so this can only be the end."""
+    poll = select.poll()
+    poll.register(idle, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _given(params: Params) -> dict[str, str | int]:

@@ -32,6 +32,8 @@ from quiver.errors import (
     InvalidRequestError,
     MessageTooLargeError,
     RequestTimeoutError,
+    UnknownPartitionError,
+    UnknownTopicError,
 )
 from quiver.types import Headers, TopicInfo
 from quiver.wire.records import (
@@ -255,6 +257,10 @@ class ProducerEngine:
             return sender.queue.take(in_flight, self._flushing > 0, self._loop.time())
 
     def _settled(self, batch: Batch) -> None:
+        if isinstance(batch.delivery.error, (UnknownTopicError, UnknownPartitionError)):
+            # Deleted, and perhaps made again with fewer partitions: the next record asks anew.
+            self._topics.pop(batch.delivery.topic, None)
+            self._cluster.forget_topic(batch.delivery.topic)
         with self._room:
             self._buffered_bytes -= batch.size_bytes
             self._unsettled.discard(batch.delivery)

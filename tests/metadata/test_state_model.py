@@ -1,0 +1,114 @@
+"""The rules of the state machine, for any commands in any order."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiver.metadata.commands import Command, CreateTopic, RegisterProducer, decode_command, encode_command
+from quiver.metadata.state import Applied, Consumer, Producer, Put, State, Topic
+from tests.metadata.kit import Entity, attempt, image, random_command
+
+
+def commands_of(seed: int, count: int = 50) -> list[Command]:
+    dice = random.Random(seed)
+    return [random_command(dice) for _ in range(count)]
+
+
+seeds = st.integers(0, 2**32)
+
+
+@given(seeds)
+def test_the_same_commands_give_the_same_state_and_the_same_answers(seed: int) -> None:
+    commands = commands_of(seed)
+    first, second = State(), State()
+    for command in commands:
+        # The second learns of it through the log, as after a restart or on another manager.
+        assert attempt(first, command) == attempt(second, decode_command(encode_command(command)))
+    assert image(first) == image(second)
+
+
+@given(seeds)
+def test_a_refusal_changes_nothing(seed: int) -> None:
+    state = State()
+    for command in commands_of(seed):
+        before = image(state)
+        if isinstance(attempt(state, command), str):
+            assert image(state) == before
+
+
+@given(seeds)
+def test_the_changes_tell_everything_that_is_different(seed: int) -> None:
+    state = State()
+    mirror: dict[tuple[type, int | str], Entity] = {}
+    for command in commands_of(seed):
+        applied = attempt(state, command)
+        for change in applied.changes if isinstance(applied, Applied) else ():
+            entity = change.entity
+            key = (type(entity), entity.name if isinstance(entity, Topic) else entity.id)
+            if isinstance(change, Put):
+                mirror[key] = entity
+            else:
+                assert mirror.pop(key) == entity
+        found = [*state.topics.values(), *state.producers.values(), *state.consumers.values(), *state.brokers.values()]
+        assert sorted(map(repr, mirror.values())) == sorted(map(repr, found))
+
+
+@given(seeds)
+def test_ids_rise_and_are_never_given_twice(seed: int) -> None:
+    state = State()
+    last: dict[str, int] = {"producer": 0, "consumer": 0, "partition": 0}
+
+    def new(kind: str, given: int) -> None:
+        assert given == last[kind] + 1
+        last[kind] = given
+
+    for command in commands_of(seed):
+        applied = attempt(state, command)
+        for change in applied.changes if isinstance(applied, Applied) else ():
+            if not isinstance(change, Put):
+                continue
+            if isinstance(change.entity, Producer):
+                new("producer", change.entity.id)
+            elif isinstance(change.entity, Consumer):
+                new("consumer", change.entity.id)
+            elif isinstance(change.entity, Topic):
+                for partition in change.entity.partitions:
+                    new("partition", partition.id)
+
+
+@given(seeds)
+def test_what_refers_to_a_topic_finds_it(seed: int) -> None:
+    state = State()
+    for command in commands_of(seed):
+        attempt(state, command)
+        for entity in (*state.producers.values(), *state.consumers.values()):
+            partitions = state.topic(entity.topic).partitions
+            assert entity.partition is None or 0 <= entity.partition < len(partitions)
+        for topic in state.topics.values():
+            assert [partition.number for partition in topic.partitions] == list(range(len(topic.partitions)))
+            assert all(partition.topic == topic.name for partition in topic.partitions)
+
+
+def test_the_commands_of_these_tests_do_and_refuse_everything() -> None:
+    """A model test that never meets a case proves nothing about it."""
+    met: set[tuple[str, bool]] = set()
+    made_by_producer = False
+    for seed in range(20):
+        state = State()
+        for command in commands_of(seed):
+            applied = attempt(state, command)
+            met.add((type(command).__name__, isinstance(applied, Applied)))
+            made_by_producer |= (
+                isinstance(command, RegisterProducer)
+                and isinstance(applied, Applied)
+                and any(isinstance(change.entity, Topic) for change in applied.changes)
+            )
+    kinds = {kind for kind, _ in met}
+    assert len(kinds) == 6
+    assert met >= {(kind, True) for kind in kinds}
+    assert met >= {(kind, False) for kind in kinds - {"RegisterBroker"}}
+    assert made_by_producer
+    assert CreateTopic.__name__ in kinds
