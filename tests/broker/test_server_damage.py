@@ -9,7 +9,7 @@ import pytest
 
 from quiver.errors import CorruptLogError, LogFailedError
 from quiver.testing.faulty_disk import FaultyDisk
-from tests.broker.server_kit import DIRECTORY, broker, run
+from tests.broker.server_kit import DIRECTORY, broker, run, running
 from tests.wire.kit import make_payload
 
 PARTITIONS = f"{DIRECTORY}/partitions"
