@@ -98,8 +98,10 @@ def test_silent_server_that_does_not_even_read_fails_records_in_time(
         producer.send(topic, b"before").result(10)
         proxy.silence()
         futures = [producer.send_many(topic, [b"x" * MESSAGE_BYTES_MAX] * 4) for _ in range(6)]
+        assert isinstance(futures[0].exception(20), DeliveryTimeoutError)  # the request itself would have 30 s
         for future in futures:
-            assert isinstance(future.exception(20), DeliveryTimeoutError)  # the request itself would have 30 s
+            # One that was never sent goes over the next connection if it is still young enough.
+            assert isinstance(future.exception(20), DeliveryTimeoutError | None)
         assert producer.send(topic, b"after").result(10).topic == topic
     values = stored(servers, topic)
     assert (values[0], values[-1]) == (b"before", b"after")

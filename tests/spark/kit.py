@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -11,9 +12,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from quiver import Admin, Producer
-from tests.system.kit import read_all, values_of
+from tests.system.kit import read_all, until, values_of
 
-QUERY_TIMEOUT_S = 60
+QUERY_TIMEOUT_S = 120
+STARTS_MAX = 5
 
 _numbers = itertools.count(1)
 
@@ -67,9 +69,35 @@ class Lake:
         return self.spark.createDataFrame(rows, schema)
 
 
+def start(writer: DataStreamWriter) -> StreamingQuery:
+    """Returns when the query has its source.
+
+    That is a Python process to which Spark gives ten seconds to come up; a busy machine may need longer. Nothing was
+    read or written by a query that failed so, and it is started again.
+    """
+    for attempt in range(STARTS_MAX):
+        query = writer.start()
+        until(lambda query=query: query.status["message"] != "Initializing sources", QUERY_TIMEOUT_S)
+        error = query.exception()
+        if error is None or "failed to connect back" not in str(error) or attempt == STARTS_MAX - 1:
+            break
+    return query
+
+
+def wait_for(query: StreamingQuery, condition: Callable[[], Any]) -> None:
+    """Until it is so; a query that fails meanwhile is told at once."""
+
+    def is_so() -> Any:
+        if (error := query.exception()) is not None:
+            raise error
+        return condition()
+
+    until(is_so, QUERY_TIMEOUT_S)
+
+
 def finish(writer: DataStreamWriter) -> StreamingQuery:
     """Runs a query over what there is now, to its end."""
-    query = writer.trigger(availableNow=True).start()
+    query = start(writer.trigger(availableNow=True))
     try:
         assert query.awaitTermination(QUERY_TIMEOUT_S), "the query did not end"
     finally:

@@ -12,8 +12,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from quiver import Admin
 from quiver.wire.messages import Fetch, Produce
-from tests.spark.kit import Lake, finish, numbered
-from tests.system.kit import Node, until
+from tests.spark.kit import QUERY_TIMEOUT_S, Lake, finish, numbered, start, wait_for
+from tests.system.kit import Node
 from tests.system.proxy import Proxy, Step
 
 
@@ -47,15 +47,15 @@ def test_query_goes_on_from_its_checkpoint_without_loss_or_repetition(lake: Lake
     copy = lake.write_stream(lake.read_stream(source, maxRowsPerTrigger=200).select("value"), sink, checkpoint)
 
     # It begins at the end: what was there before is not its business.
-    query = copy.start()
-    until(lambda: query.status["message"].startswith("Waiting") or query.exception())
+    query = start(copy)
+    wait_for(query, lambda: query.status["message"].startswith("Waiting"))
     lake.fill(source, rows[:300])
     query.processAllAvailable()
     assert lake.stored(sink) == rows[:300]
 
     # It is stopped in the middle and goes on.
     lake.fill(source, rows[300:600])
-    until(lambda: len(lake.stored(sink)) > 300)
+    wait_for(query, lambda: len(lake.stored(sink)) > 300)
     query.stop()
     finish(copy)
     assert lake.stored(sink) == rows[:600]
@@ -77,13 +77,13 @@ def test_micro_batch_that_was_stopped_half_way_is_completed(lake: Lake, node: No
 
     def hold() -> None:
         reached.set()
-        stopped.wait(60)
+        stopped.wait(QUERY_TIMEOUT_S)
 
     with Proxy(node.address) as proxy:
         proxy.cut(Step.BEFORE_REQUEST, Produce, skip=1, before=hold)
-        query = lake.via(proxy.address).write_stream(stream, sink, checkpoint).start()
+        query = start(lake.via(proxy.address).write_stream(stream, sink, checkpoint))
         try:
-            assert reached.wait(60)
+            wait_for(query, reached.is_set)
             query.stop()
         finally:
             stopped.set()
@@ -123,7 +123,7 @@ def test_node_killed_under_a_query_costs_no_row_and_doubles_none(lake: Lake, tmp
 
         def restart() -> None:
             for _ in range(3):
-                assert killed.wait(60)
+                assert killed.wait(QUERY_TIMEOUT_S)
                 killed.clear()
                 node.start()
 
