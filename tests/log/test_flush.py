@@ -3,12 +3,12 @@ from __future__ import annotations
 import threading
 
 import pytest
-from log_kit import append, check_contents, contents, control, data, fill, image, open_log
 
 from quiver.log.disk import SystemDisk
 from quiver.log.flush import FlushJob
 from quiver.log.partition_log import PartitionLog
 from quiver.testing.faulty_disk import FaultyDisk
+from tests.log.log_kit import append, check_contents, contents, control, data, fill, image, open_log
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from log_kit import (
+
+from quiver.log.index import TIMESTAMP_NONE, IndexFile, SparseIndex
+from quiver.testing.faulty_disk import FaultyDisk
+from tests.log.log_kit import (
     SETTINGS,
     append,
     check_contents,
@@ -13,9 +16,6 @@ from log_kit import (
     last_segment,
     open_log,
 )
-
-from quiver.log.index import TIMESTAMP_NONE, IndexFile, SparseIndex
-from quiver.testing.faulty_disk import FaultyDisk
 
 
 def make_index(count: int = 20, interval_bytes: int = 100) -> SparseIndex:

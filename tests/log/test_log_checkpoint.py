@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from log_kit import DIRECTORY, SETTINGS, Driver, check_contents, contents, disk_with, fill, image, open_log
 
 from quiver.errors import CorruptLogError
 from quiver.log.checkpoint import Checkpoint, encode_checkpoint, read_checkpoint
 from quiver.testing.faulty_disk import FaultyDisk
+from tests.log.log_kit import DIRECTORY, SETTINGS, Driver, check_contents, contents, disk_with, fill, image, open_log
 
 STATE = f"{DIRECTORY}/state"
 

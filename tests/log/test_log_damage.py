@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_kit import (
+
+from quiver.errors import CorruptLogError
+from quiver.log.disk import Disk, SystemDisk
+from quiver.log.recovery import MARK_FILE
+from quiver.log.slots import HardState, HardStateFile
+from quiver.testing.faulty_disk import FaultyDisk
+from tests.log.log_kit import (
     DIRECTORY,
     Driver,
     Stored,
@@ -20,12 +26,6 @@ from log_kit import (
     open_log,
     write_files,
 )
-
-from quiver.errors import CorruptLogError
-from quiver.log.disk import Disk, SystemDisk
-from quiver.log.recovery import MARK_FILE
-from quiver.log.slots import HardState, HardStateFile
-from quiver.testing.faulty_disk import FaultyDisk
 
 Files = dict[str, bytes]
 

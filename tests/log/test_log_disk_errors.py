@@ -5,7 +5,12 @@ from __future__ import annotations
 import errno
 
 import pytest
-from log_kit import (
+
+from quiver.errors import CorruptLogError, DiskFullError, LogFailedError
+from quiver.log.flush import FlushJob, SpaceError
+from quiver.log.partition_log import PartitionLog
+from quiver.testing.faulty_disk import FaultyDisk, SimulatedCrash
+from tests.log.log_kit import (
     DIRECTORY,
     Driver,
     Stored,
@@ -19,11 +24,6 @@ from log_kit import (
     image,
     open_log,
 )
-
-from quiver.errors import CorruptLogError, DiskFullError, LogFailedError
-from quiver.log.flush import FlushJob, SpaceError
-from quiver.log.partition_log import PartitionLog
-from quiver.testing.faulty_disk import FaultyDisk, SimulatedCrash
 
 
 @pytest.fixture

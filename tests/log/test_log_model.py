@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from log_kit import SETTINGS, Driver, Stored, control, data
 
 from quiver.log.flush import CheckpointJob, FlushJob
 from quiver.testing.faulty_disk import FaultyDisk
 from quiver.wire.frame import Kind, walk_frames
+from tests.log.log_kit import SETTINGS, Driver, Stored, control, data
 
 
 class LogMachine(RuleBasedStateMachine):

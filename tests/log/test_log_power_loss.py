@@ -9,10 +9,10 @@ import functools
 from collections.abc import Iterator
 
 import pytest
-from log_kit import SETTINGS, Driver, control, data, until_stopped
 
 from quiver.config import LogSettings
 from quiver.testing.faulty_disk import FaultyDisk, SimulatedCrash
+from tests.log.log_kit import SETTINGS, Driver, control, data, until_stopped
 
 ONE_SEGMENT = dataclasses.replace(SETTINGS, segment_bytes_max=100_000)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from log_kit import (
+
+from quiver.errors import CorruptLogError
+from quiver.testing.faulty_disk import FaultyDisk
+from tests.log.log_kit import (
     DIRECTORY,
     SETTINGS,
     Stored,
@@ -21,9 +24,6 @@ from log_kit import (
     last_segment,
     open_log,
 )
-
-from quiver.errors import CorruptLogError
-from quiver.testing.faulty_disk import FaultyDisk
 
 Files = dict[str, bytes]
 

@@ -6,7 +6,13 @@ import contextlib
 import dataclasses
 
 import pytest
-from log_kit import (
+
+from quiver.errors import CorruptLogError
+from quiver.log.checkpoint import Checkpoint
+from quiver.log.partition_log import PartitionLog
+from quiver.log.segment import segment_path
+from quiver.testing.faulty_disk import FaultyDisk, SimulatedCrash
+from tests.log.log_kit import (
     DIRECTORY,
     SETTINGS,
     Driver,
@@ -22,12 +28,6 @@ from log_kit import (
     image,
     open_log,
 )
-
-from quiver.errors import CorruptLogError
-from quiver.log.checkpoint import Checkpoint
-from quiver.log.partition_log import PartitionLog
-from quiver.log.segment import segment_path
-from quiver.testing.faulty_disk import FaultyDisk, SimulatedCrash
 
 COUNT = 22
 

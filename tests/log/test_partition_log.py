@@ -4,7 +4,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from log_kit import (
+
+from quiver.log.disk import SystemDisk
+from quiver.log.partition_log import PartitionLog
+from quiver.testing.faulty_disk import FaultyDisk
+from quiver.wire.frame import Kind, stamp, walk_frames
+from tests.log.log_kit import (
     DIRECTORY,
     SETTINGS,
     Stored,
@@ -18,11 +23,6 @@ from log_kit import (
     image,
     open_log,
 )
-
-from quiver.log.disk import SystemDisk
-from quiver.log.partition_log import PartitionLog
-from quiver.testing.faulty_disk import FaultyDisk
-from quiver.wire.frame import Kind, stamp, walk_frames
 
 ONE_SEGMENT = dataclasses.replace(SETTINGS, segment_bytes_max=10**9)
 

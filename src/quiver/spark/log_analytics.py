@@ -8,15 +8,20 @@ Spark's. Each micro-batch adds all counts as they are now: for one window, level
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+logger = logging.getLogger("quiver.spark")
 
 LEVELS: Final = ("DEBUG", "INFO", "WARN", "ERROR")
 _POLL_S: Final = 0.05
+_STARTS_MAX: Final = 5
 _LINE: Final = rf"^(\S+) ({'|'.join(LEVELS)}) (\S+) (.*)$"
 
 
@@ -67,31 +72,38 @@ def start(spark: SparkSession, job: LogAnalytics) -> list[StreamingQuery]:
     good = lines.where("event_time is not null")
     dead = lines.where("event_time is null").select("value")
     archive = good.select("event_time", "level", "producer", "text")
+    to_archive = (
+        archive.writeStream.format("parquet")
+        .option("path", job.archive)
+        .option("checkpointLocation", f"{job.checkpoints}/archive")
+        .trigger(processingTime=job.trigger)
+        .queryName("archive")
+    )
     return [
-        _initialized(_to_topic(job, dead, job.dead_letters, "append")),
-        _initialized(_to_topic(job, count(good, job.window), job.counts, "complete")),
-        _initialized(
-            archive.writeStream.format("parquet")
-            .option("path", job.archive)
-            .option("checkpointLocation", f"{job.checkpoints}/archive")
-            .trigger(processingTime=job.trigger)
-            .queryName("archive")
-            .start()
-        ),
+        _begin(_to_topic(job, dead, job.dead_letters, "append")),
+        _begin(_to_topic(job, count(good, job.window), job.counts, "complete")),
+        _begin(to_archive),
     ]
 
 
-def _initialized(query: StreamingQuery) -> StreamingQuery:
-    """Waits until the query has its sources.
+def _begin(writer: DataStreamWriter) -> StreamingQuery:
+    """Starts a query and waits until it has its source.
 
-    Each starts a Python process that Spark gives ten seconds to come up; several at once on a busy machine need longer.
+    That is a Python process to which Spark gives ten seconds to come up, and a busy machine may need longer: one after
+    the other, and again if need be. A query that failed so has read and written nothing.
     """
-    while query.isActive and query.status["message"] == "Initializing sources":
-        time.sleep(_POLL_S)
+    for _ in range(_STARTS_MAX):
+        query = writer.start()
+        while query.isActive and query.status["message"] == "Initializing sources":
+            time.sleep(_POLL_S)
+        error = query.exception()
+        if error is None or "failed to connect back" not in str(error):
+            break
+        logger.warning("query_started_again name=%s: its Python process took too long to come up", query.name)
     return query
 
 
-def _to_topic(job: LogAnalytics, rows: DataFrame, topic: str, mode: str) -> StreamingQuery:
+def _to_topic(job: LogAnalytics, rows: DataFrame, topic: str, mode: str) -> DataStreamWriter:
     return (
         rows.writeStream.format("quiver")
         .option("servers", job.servers)
@@ -100,5 +112,4 @@ def _to_topic(job: LogAnalytics, rows: DataFrame, topic: str, mode: str) -> Stre
         .outputMode(mode)
         .trigger(processingTime=job.trigger)
         .queryName(topic)
-        .start()
     )
