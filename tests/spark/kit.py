@@ -79,7 +79,7 @@ def start(writer: DataStreamWriter) -> StreamingQuery:
         query = writer.start()
         until(lambda query=query: query.status["message"] != "Initializing sources", QUERY_TIMEOUT_S)
         error = query.exception()
-        if error is None or "failed to connect back" not in str(error) or attempt == STARTS_MAX - 1:
+        if error is None or "connect back" not in str(error) or attempt == STARTS_MAX - 1:
             break
     return query
 

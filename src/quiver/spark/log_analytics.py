@@ -97,7 +97,7 @@ def _begin(writer: DataStreamWriter) -> StreamingQuery:
         while query.isActive and query.status["message"] == "Initializing sources":
             time.sleep(_POLL_S)
         error = query.exception()
-        if error is None or "failed to connect back" not in str(error):
+        if error is None or "connect back" not in str(error):
             break
         logger.warning("query_started_again name=%s: its Python process took too long to come up", query.name)
     return query
