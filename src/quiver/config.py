@@ -55,6 +55,17 @@ class NetSettings:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class RaftSettings:
+    """How replicas of a partition watch each other and how much they send ahead."""
+
+    heartbeat_ms: int = 100
+    election_ms: int = 600  # a leader that was not heard for this long, or up to twice as long, is replaced
+    append_bytes_max: int = 1 * MIB  # entries in one message to a follower; a single longer entry travels alone
+    appends_in_flight_max: int = 64  # messages to one follower that are not acknowledged; when full, it waits
+    quiesce_ms: int = 2000  # a group that had nothing to do for so long goes quiet
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class BrokerSettings:
     data_dir: str = DATA_DIR_DEFAULT
     node_id: int = 1
@@ -68,6 +79,7 @@ class BrokerSettings:
     retention_check_s: float = 30.0
     log: LogSettings = dataclasses.field(default_factory=LogSettings)
     net: NetSettings = dataclasses.field(default_factory=NetSettings)
+    raft: RaftSettings = dataclasses.field(default_factory=RaftSettings)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -98,3 +98,10 @@ def check_topic_name(name: object) -> str:
             "and not '.' or '..'"
         )
     return name
+
+
+class HardState(NamedTuple):
+    """What a replica must never forget. `voted_for` is a replica id, 0 for none."""
+
+    term: int = 0
+    voted_for: int = 0

@@ -9,6 +9,7 @@ import pytest
 
 from quiver.broker.partition import Partition
 from quiver.errors import CorruptLogError, LogFailedError, OffsetOutOfRangeError, ShuttingDownError
+from quiver.log.disk import File
 from quiver.testing.faulty_disk import FaultyDisk
 from quiver.wire.frame import walk_frames
 from quiver.wire.messages import Position
@@ -163,6 +164,15 @@ def test_missing_file_is_damage_and_not_an_endless_search() -> None:
             await fill(partition, 20)
             gone = segments(disk)[1]
             disk.remove(gone)
+            opened, open_file = 0, disk.open
+
+            def count(path: str, *, create: bool = False) -> File:
+                nonlocal opened
+                opened += 1
+                assert opened < 1000, "the file is looked for again and again"
+                return open_file(path, create=create)
+
+            disk.open = count  # type: ignore[method-assign]
             with pytest.raises(CorruptLogError, match="is missing") as caught:
                 await payloads(partition)
             assert caught.value.facts["path"] == gone

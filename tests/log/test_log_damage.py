@@ -11,8 +11,9 @@ import pytest
 from quiver.errors import CorruptLogError
 from quiver.log.disk import Disk, SystemDisk
 from quiver.log.recovery import MARK_FILE
-from quiver.log.slots import HardState, HardStateFile
+from quiver.log.slots import HardStateFile
 from quiver.testing.faulty_disk import FaultyDisk
+from quiver.types import HardState
 from tests.log.log_kit import (
     DIRECTORY,
     Driver,

@@ -6,8 +6,9 @@ import errno
 import pytest
 
 from quiver.errors import CorruptLogError
-from quiver.log.slots import HardState, HardStateFile, TwoSlots
+from quiver.log.slots import HardStateFile, TwoSlots
 from quiver.testing.faulty_disk import FaultyDisk, SimulatedCrash
+from quiver.types import HardState
 
 PATH = "d/hardstate"
 

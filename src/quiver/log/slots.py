@@ -7,12 +7,13 @@ on disk, written without sync). Rule: a slot counts only if its checksum is righ
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from typing import Final
 
 from crc32c import crc32c
 
 from quiver.errors import CorruptLogError
 from quiver.log.disk import Disk, File
+from quiver.types import HardState
 
 _SLOT = struct.Struct("<IQQQ")  # checksum, version, two values
 _SLOT_SPACING: Final = 512  # one sector each: a torn write of one cannot touch the other
@@ -53,13 +54,6 @@ class TwoSlots:
         # Only now: a write that failed is followed by one to the same slot, never to the only good one.
         self._version = version
         self.values = (first, second)
-
-
-class HardState(NamedTuple):
-    """What a replica must never forget. `voted_for` is a broker id, 0 for none."""
-
-    term: int = 0
-    voted_for: int = 0
 
 
 class HardStateFile:

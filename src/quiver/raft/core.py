@@ -1,0 +1,371 @@
+"""One replica's part in a group: terms, votes, what it has appended, what is committed. See the package for its rules.
+
+What only a leader does is in leader.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quiver.config import RaftSettings
+from quiver.errors import NotLeaderError
+from quiver.raft.knowledge import Knowledge
+from quiver.raft.leader import Leader
+from quiver.raft.membership import Membership
+from quiver.raft.messages import (
+    AnyMessage,
+    Append,
+    AppendReply,
+    Heartbeat,
+    HeartbeatReply,
+    Snapshot,
+    TimeoutNow,
+    Vote,
+    VoteReply,
+)
+from quiver.raft.ready import Extend, Install, Ready, Role, Truncate
+from quiver.raft.terms import TermRuns
+from quiver.types import HardState
+
+_NOBODY = 0
+
+
+class Raft(Knowledge):
+    def __init__(
+        self,
+        me: int,
+        settings: RaftSettings,
+        hard_state: HardState,
+        terms: TermRuns,
+        memberships: Sequence[tuple[int, Membership]],
+        commit: int,
+        fit: Callable[[int, int], int],
+        now_ms: int,
+        random: int,
+    ) -> None:
+        """`terms` describes a log that is wholly on disk. `memberships`: (index, value) of those that can still count,
+        the first one in force at the log's start. `fit(first, bytes_max)` says up to which index entries from `first`
+        on are together no longer than that; one at least."""
+        super().__init__(me, settings, hard_state, terms, memberships, commit, fit, now_ms)
+        self.role = Role.FOLLOWER
+        self.leader_id = _NOBODY
+        self.leader: Leader | None = None
+        self.may_lead = True  # false: it does not stand for election
+        self.may_vote = True  # false: its log is damaged, and it cannot judge another's
+        self.failed = False
+        self._saved = hard_state
+        self._random = random
+        self._votes: dict[int, bool] = {}
+        self._verified = commit  # our log equals the leader's of this term up to here
+        self._heard_ms: int | None = None  # from the leader of this term
+        self._deadline_ms = 0
+        self._put_off_election()
+
+    # -- inputs --------------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int, random: int) -> None:
+        """Time passes. `random` is any non-negative integer; it spreads election time-outs."""
+        self.now_ms, self._random = now_ms, random
+        if self.failed or self.quiet:
+            return
+        if self.leader is not None:
+            self.leader.tick()
+        elif now_ms >= self._deadline_ms:
+            self.campaign()
+
+    def step(self, message: AnyMessage, now_ms: int) -> None:
+        """A message arrived. One for another replica id is dropped: it was meant for a predecessor on this disk."""
+        if self.failed or message.to != self.me:
+            return
+        self.now_ms = now_ms
+        if message.term > self.term and not self._enter_term_of(message):
+            return
+        if message.term < self.term:
+            self._answer_late(message)
+        elif isinstance(message, Vote):
+            self._on_vote(message)
+        elif isinstance(message, VoteReply):
+            self._on_vote_reply(message)
+        elif isinstance(message, (Append, Heartbeat, Snapshot)):
+            self._on_leader(message)
+        elif isinstance(message, TimeoutNow):
+            self._campaign(pre=False, transfer=True)
+        elif self.leader is not None:
+            self.leader.on_reply(message)
+
+    def propose(self) -> tuple[int, int]:
+        """(index, term) for one new entry. Raises NotLeaderError."""
+        return self._lead().propose(), self.term
+
+    def propose_membership(self, membership: Membership) -> tuple[int, int]:
+        """(index, term) for the entry that makes this the membership. It counts from now on, committed or not.
+
+        Raises InvalidRequestError while another is under way or if it is more than one step."""
+        return self._lead().propose_membership(membership), self.term
+
+    def read(self, context: Any) -> None:
+        """Asks for an index that is at least what was committed when this was called (§8); comes in `ready.reads`."""
+        self._lead().read(context)
+
+    def transfer(self, to: int) -> None:
+        """Hands leadership to another voter, once it has all entries. Proposals are refused meanwhile."""
+        self._lead().transfer(to)
+
+    def synced(self, index: int, term: int) -> None:
+        """All entries up to this one are on disk."""
+        if self.failed or self.terms.term_at(index) != term or index <= self.synced_index:
+            return
+        self.synced_index = index
+        if self.leader is not None:
+            self.leader.advance_commit()
+        elif self.leader_id != _NOBODY:
+            self._acknowledge()
+
+    def trimmed(self, start: int) -> None:
+        """Entries up to and including `start` are gone from the log."""
+        self.terms.trim(start)
+        while len(self.memberships) > 1 and self.memberships[1][0] <= start:
+            del self.memberships[0]
+
+    def rewound(self, last: int) -> None:
+        """The disk was full: entries after `last` were not written and are gone."""
+        self._cut(last + 1)
+        self.work.clear()
+        if self.role is not Role.FOLLOWER:
+            self.become_follower(self.term, _NOBODY)
+
+    def fail(self) -> None:
+        """This replica's disk has failed: from now on it says nothing."""
+        self.become_follower(self.term, _NOBODY)
+        self.failed = True
+        self.outbox.clear()
+
+    def peer_down(self, peer: int) -> None:
+        """The connection to that replica is lost. If it leads, its time is nearly up: others may still hear it."""
+        self.down.add(peer)
+        if self.leader is not None:
+            self.leader.peer_down(peer)
+        elif peer == self.leader_id:
+            self._heard_ms = None
+            self.wake()
+            self._deadline_ms = min(self._deadline_ms, self.now_ms + self._spread(self.settings.election_ms // 4))
+
+    def peer_up(self, peer: int) -> None:
+        self.down.discard(peer)
+        if self.leader is not None and peer in self.leader.progress:
+            self.wake()
+
+    def wake(self) -> None:
+        """Ends the quiet: there is something to do or to fear."""
+        if self.quiet:
+            self.quiet = False
+            if self.leader is not None:
+                self.leader.wake()
+            else:
+                self._put_off_election()
+
+    def ready(self) -> Ready | None:
+        """What is to be done now; None when nothing is."""
+        if self.leader is not None and not self.failed:
+            self.leader.send()
+        hard_state = HardState(self.term, self.voted_for)
+        changed = hard_state if hard_state != self._saved else None
+        if changed is None and not (self.work or self.outbox or self.reads or self.lost_reads):
+            return None
+        found = Ready(changed, self.work, self.outbox, self.reads, self.lost_reads)
+        self._saved = hard_state
+        self.work, self.outbox, self.reads, self.lost_reads = [], [], [], []
+        return found
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    def _lead(self) -> Leader:
+        if self.leader is None or self.failed:
+            raise NotLeaderError("this replica does not lead", leader=self.leader_id)
+        return self.leader
+
+    def _in_lease(self) -> bool:
+        """True while the leader we know is not to be doubted."""
+        if self.leader_id == _NOBODY:
+            return False
+        if self.leader is not None or self.quiet:
+            return True
+        return self._heard_ms is not None and self.now_ms - self._heard_ms < self.settings.election_ms
+
+    # -- terms ---------------------------------------------------------------------------------------------------
+
+    def _enter_term_of(self, message: AnyMessage) -> bool:
+        """Takes over a higher term. False: the message is to be ignored."""
+        if isinstance(message, Vote):
+            if not message.transfer and self._in_lease():
+                # Without this a replica that was cut off would depose a good leader on its return (thesis §4.2.3).
+                if self.leader is not None:
+                    self.wake()  # so that it hears from us
+                return False
+            if message.pre:
+                self._on_vote(message)
+                return False
+        elif isinstance(message, VoteReply) and message.pre and message.granted:
+            self._on_vote_reply(message)
+            return False
+        leads = isinstance(message, (Append, Heartbeat, Snapshot))
+        self.become_follower(message.term, message.sender if leads else _NOBODY)
+        return True
+
+    def _answer_late(self, message: AnyMessage) -> None:
+        """Whoever speaks from an old term learns ours; with a pre-vote in between it might never otherwise."""
+        if isinstance(message, (Append, Heartbeat, Snapshot)):
+            self.outbox.append(HeartbeatReply(self.me, message.sender, self.term))
+        elif isinstance(message, Vote) and message.pre:
+            self.outbox.append(VoteReply(self.me, message.sender, self.term, granted=False, pre=True))
+
+    def become_follower(self, term: int, leader_id: int) -> None:
+        if term > self.term:
+            self.term, self.voted_for = term, _NOBODY
+            self._verified = self.commit
+            self._heard_ms = None
+        if self.leader is not None:
+            self.lost_reads += self.leader.contexts()
+            self.leader = None
+        self.role = Role.FOLLOWER
+        self.leader_id = leader_id
+        self.quiet = False
+        self._votes = {}
+        self._put_off_election()
+
+    def _put_off_election(self) -> None:
+        self._deadline_ms = self.now_ms + self.settings.election_ms + self._spread(self.settings.election_ms)
+
+    def _spread(self, width_ms: int) -> int:
+        return self._random % max(width_ms, 1)
+
+    # -- elections -----------------------------------------------------------------------------------------------
+
+    def campaign(self) -> None:
+        """Stands for election, if others would vote for it."""
+        self._campaign(pre=True, transfer=False)
+
+    def _campaign(self, *, pre: bool, transfer: bool) -> None:
+        self._put_off_election()
+        if self.me not in self.membership.voters or not (self.may_lead and self.may_vote) or self.leader is not None:
+            return
+        self.leader_id = _NOBODY
+        self._votes = {self.me: True}
+        if pre:
+            self.role, term = Role.PRE_CANDIDATE, self.term + 1
+        else:
+            self.role, term = Role.CANDIDATE, self.term + 1
+            self.term, self.voted_for = term, self.me
+            self._verified = self.commit
+        if self.membership.has_majority(self._votes):
+            self._won(pre)
+            return
+        for voter in self.membership.voters:
+            if voter != self.me:
+                last = self.terms.last
+                self.outbox.append(Vote(self.me, voter, term, last, self.terms.last_term, pre, transfer))
+
+    def _won(self, pre: bool) -> None:
+        if pre:
+            self._campaign(pre=False, transfer=False)
+            return
+        self.role = Role.LEADER
+        self.leader_id = self.me
+        self.leader = Leader(self)
+        self.leader.begin()
+
+    def _on_vote(self, message: Vote) -> None:
+        up_to_date = (message.last_term, message.last_index) >= (self.terms.last_term, self.terms.last)
+        free = self.voted_for in (_NOBODY, message.sender) and self.leader_id in (_NOBODY, message.sender)
+        granted = up_to_date and self.may_vote and (free or (message.pre and message.term > self.term))
+        if granted and not message.pre:
+            self.voted_for = message.sender
+            self._put_off_election()
+        term = message.term if granted else self.term
+        self.outbox.append(VoteReply(self.me, message.sender, term, granted, message.pre))
+
+    def _on_vote_reply(self, message: VoteReply) -> None:
+        expected = Role.PRE_CANDIDATE if message.pre else Role.CANDIDATE
+        if self.role is not expected or (message.pre and message.granted and message.term != self.term + 1):
+            return
+        self._votes[message.sender] = message.granted
+        if self.membership.has_majority(voter for voter, granted in self._votes.items() if granted):
+            self._won(message.pre)
+        elif self.membership.has_majority(voter for voter, granted in self._votes.items() if not granted):
+            self.become_follower(self.term, _NOBODY)
+
+    # -- what a leader says --------------------------------------------------------------------------------------
+
+    def _on_leader(self, message: Append | Heartbeat | Snapshot) -> None:
+        if self.leader is not None:
+            return  # two leaders in one term cannot be; whoever says so is not believed
+        if self.role is not Role.FOLLOWER or self.leader_id != message.sender:
+            self.become_follower(self.term, message.sender)
+        self.quiet = False
+        self._heard_ms = self.now_ms
+        self._put_off_election()
+        if isinstance(message, Append):
+            self._on_append(message)
+        elif isinstance(message, Heartbeat):
+            self._commit_to(min(message.commit, self._verified))
+            self.outbox.append(HeartbeatReply(self.me, message.sender, self.term, message.round))
+            self.quiet = message.quiesce and self.commit == self.terms.last == message.commit
+        else:
+            self._on_snapshot(message)
+
+    def _on_append(self, message: Append) -> None:
+        # What is committed is the same everywhere: below `commit` there is nothing to compare.
+        if message.prev_index > self.commit and self.terms.term_at(message.prev_index) != message.prev_term:
+            hint = max(self.terms.last_not_above(message.prev_index, message.prev_term), self.commit)
+            hint_term = self.terms.term_at(hint) or 0
+            reply = AppendReply(self.me, message.sender, self.term, message.prev_index, False, hint, hint_term)
+            self.outbox.append(reply)
+            return
+        if message.last > self.commit:
+            self._take_entries(message)
+        self._verified = max(self._verified, message.last)
+        self._commit_to(min(message.commit, message.last))
+        if self.synced_index >= message.last or message.last == message.prev_index:
+            self._acknowledge()
+
+    def _take_entries(self, message: Append) -> None:
+        first = self.terms.conflict(message.terms, message.last)
+        if first is None:
+            return  # an old or doubled message: everything in it is here already
+        if first <= self.commit:
+            raise AssertionError(f"entry {first} is committed and differs from the leader's")
+        if first <= self.terms.last:
+            self.work.append(Truncate(first))
+            self._cut(first)
+        self.work.append(Extend(message, first))
+        self.terms.extend(message.terms, message.last)
+        self.memberships += [found for found in message.memberships if found[0] >= first]
+
+    def _cut(self, first: int) -> None:
+        """Forgets what is known of the entries from `first` on."""
+        self.terms.truncate(first)
+        self.synced_index = min(self.synced_index, first - 1)
+        self._verified = min(self._verified, first - 1)
+        while self.memberships and self.memberships[-1][0] >= first:
+            self.memberships.pop()
+
+    def _commit_to(self, index: int) -> None:
+        self.commit = max(self.commit, min(index, self.terms.last))
+
+    def _acknowledge(self) -> None:
+        """Tells the leader what of its log is on our disk, and nothing else."""
+        match = min(self.synced_index, self._verified)
+        self.outbox.append(AppendReply(self.me, self.leader_id, self.term, match))
+
+    def _on_snapshot(self, message: Snapshot) -> None:
+        known = message.index <= self.commit or self.terms.term_at(message.index) == message.index_term
+        if known:  # our log is as long and holds more: it stays
+            self._verified = max(self._verified, message.index)
+            self._commit_to(message.index)
+        else:
+            self.work.append(Install(message))
+            self.terms = TermRuns(message.index, message.index_term)
+            self.memberships = [(message.index, message.membership)]
+            self.commit = self.synced_index = self._verified = message.index
+        self._acknowledge()

@@ -1,0 +1,95 @@
+"""What replicas of a group say to each other.
+
+Rule: plain values, encoded as they are. `body` is what the caller sends along (the frames of an append, the state of a
+snapshot); the core never looks at it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from quiver.raft.membership import Membership
+
+
+class Message(Struct, array_like=True, frozen=True, tag=True):
+    sender: int
+    to: int
+    term: int
+
+
+class Vote(Message, frozen=True, tag="vote"):
+    """Asks for a vote, or with `pre` whether there would be one: that changes nothing at anybody (thesis §9.6).
+
+    `transfer`: the leader asked for this election, so a voter does not protect that leader.
+    """
+
+    last_index: int
+    last_term: int
+    pre: bool = False
+    transfer: bool = False
+
+
+class VoteReply(Message, frozen=True, tag="vote_reply"):
+    granted: bool
+    pre: bool = False
+
+
+class Append(Message, frozen=True, tag="append"):
+    """Entries that follow (prev_index, prev_term), up to and including `last`; none when last == prev_index.
+
+    `terms` are runs: (first index with this term, term). `memberships` are the entries of that kind among them.
+    """
+
+    prev_index: int
+    prev_term: int
+    last: int
+    commit: int
+    terms: tuple[tuple[int, int], ...] = ()
+    memberships: tuple[tuple[int, Membership], ...] = ()
+    body: Any = None
+
+
+class AppendReply(Message, frozen=True, tag="append_reply"):
+    """Accepted: `match` is on the sender's disk and equal to the leader's. Refused: `match` is the prev_index that was
+    refused, and (hint_index, hint_term) is where the two logs may still agree."""
+
+    match: int
+    accepted: bool = True
+    hint_index: int = 0
+    hint_term: int = 0
+
+
+class Heartbeat(Message, frozen=True, tag="heartbeat"):
+    """`commit` is never above what the receiver is known to have. `round` proves leadership to readers."""
+
+    commit: int
+    round: int = 0
+    quiesce: bool = False
+
+
+class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
+    round: int = 0
+
+
+class Snapshot(Message, frozen=True, tag="snapshot"):
+    """The receiver lacks entries the leader no longer has: it begins anew after `index`, with `body`."""
+
+    index: int
+    index_term: int
+    membership: Membership = Membership()
+    body: Any = None
+
+
+class TimeoutNow(Message, frozen=True, tag="timeout_now"):
+    """The leader hands over: stand for election at once."""
+
+
+AnyMessage = Vote | VoteReply | Append | AppendReply | Heartbeat | HeartbeatReply | Snapshot | TimeoutNow
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+encode_message = _encoder.encode
+decode_message = _decoder.decode

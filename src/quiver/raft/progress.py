@@ -1,0 +1,83 @@
+"""What a leader knows of one follower, and how much it may send it.
+
+Three ways: `probing` sends one append and waits, to find where the logs agree; `replicating` sends ahead of the
+replies, up to a window; `installing` sends nothing while a snapshot is under way.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+
+
+class Way(enum.Enum):
+    PROBING = "probing"
+    REPLICATING = "replicating"
+    INSTALLING = "installing"
+
+
+class Progress:
+    __slots__ = ("_window", "active", "installing_index", "match", "next", "round", "waits", "way")
+
+    def __init__(self, next_index: int) -> None:
+        self.match = 0  # on its disk and equal to ours
+        self.next = next_index  # the next entry to send
+        self.way = Way.PROBING
+        self.waits = False  # probing: an append is out and not answered
+        self.active = True  # heard from since the last check of the quorum
+        self.round = 0  # the last round of heartbeats it answered
+        self.installing_index = 0
+        self._window: deque[int] = deque()  # replicating: last index of each append that is out
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._window)
+
+    def may_send(self, in_flight_max: int) -> bool:
+        if self.way is Way.REPLICATING:
+            return len(self._window) < in_flight_max
+        return self.way is Way.PROBING and not self.waits
+
+    def sent(self, last: int) -> None:
+        if self.way is Way.REPLICATING:
+            if last >= self.next:
+                self._window.append(last)
+                self.next = last + 1
+        else:
+            self.waits = True
+
+    def accepted(self, match: int) -> bool:
+        """True when this is news."""
+        while self._window and self._window[0] <= match:
+            self._window.popleft()
+        news = match > self.match
+        self.match = max(self.match, match)
+        self.next = max(self.next, match + 1)
+        if self.way is Way.PROBING or (self.way is Way.INSTALLING and self.match >= self.installing_index):
+            self._become(Way.REPLICATING)
+        return news
+
+    def refused(self, prev_index: int, next_index: int) -> bool:
+        """An append after `prev_index` did not fit; go on with `next_index`. False when the reply is out of date."""
+        if self.way is Way.INSTALLING or prev_index <= self.match:
+            return False
+        if self.way is Way.PROBING and prev_index != self.next - 1:
+            return False
+        self._become(Way.PROBING)
+        self.next = max(self.match + 1, min(prev_index, next_index))
+        return True
+
+    def probe(self) -> None:
+        """What was sent may be lost: find out, beginning from what is certain."""
+        self._become(Way.PROBING)
+        self.next = self.match + 1
+
+    def install(self, index: int) -> None:
+        self._become(Way.INSTALLING)
+        self.installing_index = index
+        self.next = index + 1
+
+    def _become(self, way: Way) -> None:
+        self.way = way
+        self.waits = False
+        self._window.clear()
