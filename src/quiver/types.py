@@ -74,8 +74,19 @@ class NodeInfo(msgspec.Struct, frozen=True):
     address: str
 
 
+class ReplicaStatus(msgspec.Struct, frozen=True):
+    """How far behind the leader a replica is, as the leader sees it: `lag` counts entries."""
+
+    broker: int
+    voter: bool
+    lag: int
+
+
 class PartitionStatus(msgspec.Struct, frozen=True):
-    """What a broker tells of one replica it holds. `state` is 'online', 'full', 'failed' or 'corrupt'."""
+    """What a broker tells of one replica it holds. `state` is 'online', 'full', 'failed' or 'corrupt'.
+
+    `leader` is a broker id, 0 when it is not known. Only the leader fills `replicas`, itself included.
+    """
 
     topic: str
     partition: int
@@ -86,6 +97,10 @@ class PartitionStatus(msgspec.Struct, frozen=True):
     segments: int
     detail: str = ""
     uid: str = ""
+    leader: int = 0
+    role: str = "leader"
+    term: int = 0
+    replicas: tuple[ReplicaStatus, ...] = ()
 
 
 def check_topic_name(name: object) -> str:

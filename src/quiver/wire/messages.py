@@ -20,6 +20,7 @@ PROTOCOL_VERSION: Final = 1
 HELLO_MAGIC: Final = "quiver"
 HELLO_BYTES_MAX: Final = 4096
 CONSUMER_NAME_MAX: Final = 255
+REPLICAS_MAX: Final = 100
 
 OFFSET_EARLIEST: Final = -2
 OFFSET_LATEST: Final = -1
@@ -29,6 +30,7 @@ UInt32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Timestamp = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Name = Annotated[str, Meta(max_length=1000)]
 Uid = Annotated[str, Meta(pattern="^[0-9a-f]{32}\\Z")]
+Voters = Annotated[list[UInt64], Meta(max_length=REPLICAS_MAX)]  # replica ids: broker id << 32 | disk id
 ConsumerName = Annotated[str, Meta(min_length=1, max_length=CONSUMER_NAME_MAX)]
 
 
@@ -65,10 +67,14 @@ class MetadataReply(Struct, array_like=True, frozen=True):
 
 
 class CreateTopic(Struct, array_like=True, frozen=True):
+    """`uids` and `voters` are said by a manager to a broker: the directory of each partition, and the replicas that
+    make up its group. Without voters each partition is a group of one, here."""
+
     name: Name
     partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 1
-    replication_factor: Annotated[int, Meta(ge=1, le=100)] = 3
-    uids: Annotated[list[Uid], Meta(max_length=PARTITIONS_MAX)] = []  # said by a manager to a broker
+    replication_factor: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)] = 3
+    uids: Annotated[list[Uid], Meta(max_length=PARTITIONS_MAX)] = []
+    voters: Annotated[list[Voters], Meta(max_length=PARTITIONS_MAX)] = []
 
 
 class DeleteTopic(Struct, array_like=True, frozen=True):
