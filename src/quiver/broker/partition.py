@@ -28,6 +28,7 @@ from quiver.errors import (
     ShuttingDownError,
 )
 from quiver.log.disk import Disk
+from quiver.log.flusher import FlushPolicy
 from quiver.log.partition_log import PartitionLog
 from quiver.log.replica import SoloReplica
 from quiver.log.segment import read_chunk
@@ -45,7 +46,15 @@ INBOX_MAX = 10_000
 
 class Partition:
     def __init__(
-        self, topic: str, number: int, log: PartitionLog, disk: Disk, writers: Executor, readers: Executor, clock: Clock
+        self,
+        topic: str,
+        number: int,
+        log: PartitionLog,
+        disk: Disk,
+        writers: Executor,
+        readers: Executor,
+        clock: Clock,
+        policy: FlushPolicy | None = None,
     ) -> None:
         self.topic = topic
         self.number = number
@@ -55,7 +64,7 @@ class Partition:
         self._readers = readers
         self._clock = clock
         self._wake = asyncio.Event()
-        self._replica = SoloReplica(log, writers, clock, self._wake.set)
+        self._replica = SoloReplica(log, writers, clock, self._wake.set, policy)
         self._state = PartitionState(log.checkpoint)
         self._inbox: deque[tuple[Callable[[], None], asyncio.Future[Any]]] = deque()
         # Appended and not committed: header, what `apply` needs of the payload, and who waits for it.

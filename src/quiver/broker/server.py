@@ -34,6 +34,7 @@ from quiver.errors import (
     UnknownTopicError,
 )
 from quiver.log.disk import Disk, SystemDisk
+from quiver.log.flusher import FlushPolicy
 from quiver.log.partition_log import PartitionLog
 from quiver.net.server import Flow, Reply, Server
 from quiver.types import NodeInfo, PartitionInfo, PartitionStatus, TopicInfo, check_topic_name
@@ -91,6 +92,7 @@ class Broker:
         self._settings = settings
         self._disk: Disk = disk or SystemDisk()
         self._clock: Clock = clock or SystemClock()
+        self._policy = FlushPolicy(self._clock)
         self._directory = f"{settings.data_dir}/broker-{settings.node_id}"
         self._partitions: dict[str, list[Partition | Unusable]] = {}
         self._writers = ThreadPoolExecutor(_WRITER_THREADS, "quiver-write")
@@ -140,12 +142,10 @@ class Broker:
             await self.stop()
             raise
         self._server = server
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        self.address = f"{host}:{port}"
+        self.address = f"[{settings.host}]:{port}" if ":" in settings.host else f"{settings.host}:{port}"
         self._retention = asyncio.get_running_loop().create_task(self._keep_retention())
-        logger.info(
-            "broker_started node=%d address=%s topics=%d", settings.node_id, self.address, len(self._partitions)
-        )
+        topics = len(self._partitions)
+        logger.info("broker_started node=%d address=%s topics=%d", settings.node_id, self.address, topics)
 
     async def stop(self) -> None:
         """Answers what is under way, puts everything on disk, closes."""
@@ -165,7 +165,7 @@ class Broker:
         log = PartitionLog(self._disk, directory, self._settings.log)
         if log.cut_bytes:
             logger.info("torn_tail_cut partition=%s-%d bytes=%d", topic.name, number, log.cut_bytes)
-        return Partition(topic.name, number, log, self._disk, self._writers, self._readers, self._clock)
+        return Partition(topic.name, number, log, self._disk, self._writers, self._readers, self._clock, self._policy)
 
     def _recover(self, topic: CatalogTopic, number: int) -> Partition | Unusable:
         try:

@@ -49,6 +49,15 @@ class FlushJob:
     start: LogEnd
     end: LogEnd
 
+    @property
+    def only_appends(self) -> bool:
+        """No file is made or sealed: one write, one sync."""
+        return len(self.writes) == 1 and self.writes[0].segment.file is not None and self.writes[0].sealed_index is None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(write.end() - write.position for write in self.writes)
+
     def run(self) -> None:
         """Blocks until all of it is on disk. SpaceError: nothing happened. OSError: the log must stop."""
         created: list[Segment] = []

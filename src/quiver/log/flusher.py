@@ -1,0 +1,126 @@
+"""Runs a flush job and wakes the owner when it is done: in a thread, or here when that is quicker and harms nobody.
+
+A thread costs two hand-overs, as much as the `fdatasync` itself on a fast disk. `FlushPolicy` decides, once for all
+partitions of a broker; decision 7 says why.
+
+Rule: a Flusher belongs to one log and runs one job at a time. What its owner sees does not depend on where a job ran.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Final
+
+from quiver.clock import Clock
+from quiver.log.flush import FlushJob
+
+# Above this the disk takes so long that the hand-over to a thread no longer counts.
+INLINE_BYTES_MAX: Final = 1024 * 1024
+# Two logs that flush in turns would wait for each other on one thread; in threads they sync side by side.
+ALONE_S_MIN: Final = 0.05
+# The mean of inline flushes, each new one counting an eighth: one flush of 20 ms reaches it, or a disk of 2.5 ms.
+INLINE_MEAN_S_MAX: Final = 0.0025
+_MEAN_SHARE: Final = 1 / 8
+# How long a disk that was slow is left to threads; doubles each time, starts over after it was good for as long.
+DISTRUST_S_MIN: Final = 5.0
+DISTRUST_S_MAX: Final = 320.0
+
+
+class FlushPolicy:
+    """Whether a flush may block the event loop. One for each disk and loop."""
+
+    __slots__ = ("_alone_since_s", "_clock", "_distrust_s", "_last", "_mean_s", "_trusted_from_s", "in_threads")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.in_threads = 0  # flushes that run in threads now
+        self._last: Flusher | None = None
+        self._alone_since_s = 0.0
+        self._mean_s = 0.0
+        self._distrust_s = DISTRUST_S_MIN
+        self._trusted_from_s = -math.inf
+
+    def admits(self, flusher: Flusher, job: FlushJob) -> bool:
+        """Asked at every start, also by those who will use a thread: that is how it knows who is active."""
+        now_s = self._clock.monotonic_s()
+        if flusher is not self._last:
+            self._last, self._alone_since_s = flusher, now_s
+        return (
+            self.in_threads == 0
+            and now_s - self._alone_since_s >= ALONE_S_MIN
+            and now_s >= self._trusted_from_s
+            and job.only_appends
+            and job.size_bytes <= INLINE_BYTES_MAX
+        )
+
+    def run(self, job: FlushJob) -> Exception | None:
+        """Runs it on the caller's thread and learns from how long that took."""
+        began_s = self._clock.monotonic_s()
+        error = _outcome(job)
+        ended_s = self._clock.monotonic_s()
+        self._mean_s += (ended_s - began_s - self._mean_s) * _MEAN_SHARE
+        if self._mean_s > INLINE_MEAN_S_MAX:
+            was_good = began_s - self._trusted_from_s > self._distrust_s
+            self._distrust_s = DISTRUST_S_MIN if was_good else min(self._distrust_s * 2, DISTRUST_S_MAX)
+            self._trusted_from_s = ended_s + self._distrust_s
+            self._mean_s = 0.0
+        return error
+
+
+class Flusher:
+    """`policy` None: always in threads."""
+
+    __slots__ = ("_ended", "_executor", "_policy", "_running", "_wake")
+
+    def __init__(self, executor: Executor, policy: FlushPolicy | None, wake: Callable[[], None]) -> None:
+        self._executor = executor
+        self._policy = policy
+        self._wake = wake
+        self._running: Future[None] | None = None
+        self._ended: tuple[FlushJob, Exception | None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._running is not None
+
+    def start(self, job: FlushJob) -> None:
+        """`finished` has the outcome when this returns, or later, after a wake."""
+        assert self._running is None and self._ended is None
+        if self._policy is not None and self._policy.admits(self, job):
+            self._ended = job, self._policy.run(job)
+            return
+        loop = asyncio.get_running_loop()
+        self._running = self._executor.submit(job.run)
+        if self._policy is not None:
+            self._policy.in_threads += 1
+        # The thread wakes the owner itself: an asyncio future in between would cost another turn of the loop.
+        self._running.add_done_callback(lambda future: loop.call_soon_threadsafe(self._end, job, future))
+
+    def _end(self, job: FlushJob, future: Future[None]) -> None:
+        if self._policy is not None:
+            self._policy.in_threads -= 1
+        error = future.exception()
+        assert error is None or isinstance(error, Exception)
+        self._running, self._ended = None, (job, error)
+        self._wake()
+
+    def finished(self) -> tuple[FlushJob, Exception | None] | None:
+        """The job that ended and its error, once; None when there is none."""
+        ended, self._ended = self._ended, None
+        return ended
+
+    async def wait(self) -> None:
+        """Returns when nothing runs any more."""
+        if self._running is not None:
+            await asyncio.wait([asyncio.wrap_future(self._running)])
+
+
+def _outcome(job: FlushJob) -> Exception | None:
+    try:
+        job.run()
+    except Exception as error:
+        return error
+    return None
