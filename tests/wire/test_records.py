@@ -23,6 +23,7 @@ from quiver.wire.records import (
     check_headers,
     decode_batch,
     encode_batch,
+    encode_single,
     largest_record_bytes,
     split_batch,
     timestamp_range,
@@ -60,6 +61,23 @@ def test_records_survive_the_way_to_bytes_and_back(rows: list[Any], compression:
         for row, (timestamp, key, value, pairs) in enumerate(rows)
     ]
     assert timestamp_range(batch) == (min(timestamps), max(timestamps))
+
+
+@given(timestamp=st.integers(-(2**63), 2**63 - 1), value=st.binary(max_size=100))
+@settings(deadline=None)
+def test_lone_record_is_encoded_to_the_same_bytes_as_a_batch_of_one(timestamp: int, value: bytes) -> None:
+    assert encode_single(timestamp, value) == encode_batch(batch_from_lists([timestamp], None, [value], None))
+
+
+def test_lone_record_of_every_length_is_encoded_as_a_batch_of_one() -> None:
+    for length in range(1100):
+        value = bytes(number % 255 + 1 for number in range(length))
+        assert encode_single(NOW_US, value) == encode_batch(batch_from_lists([NOW_US], None, [value], None))
+
+
+def test_lone_records_share_no_memory() -> None:
+    first, second = encode_single(1, b"aa"), encode_single(2, b"bb")
+    assert [to_records("t", 0, 0, decode_batch(payload))[0].value for payload in (first, second)] == [b"aa", b"bb"]
 
 
 def test_missing_keys_and_headers_and_one_timestamp_stand_for_all() -> None:

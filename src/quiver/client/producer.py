@@ -1,4 +1,4 @@
-"""The producing engine and its asyncio face.
+"""The producing engine, behind both faces.
 
 Rule: records are added from any thread under one short lock; everything else happens on the loop. Memory is bounded by
 `buffer_bytes`: when it is full, `send` waits, and after `block_timeout` it raises.
@@ -12,15 +12,14 @@ import os
 import secrets
 import threading
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import pyarrow as pa
 from crc32c import crc32c
 
 from quiver.client.batcher import RECORD_OVERHEAD_BYTES, Batch, PartitionQueue
 from quiver.client.cluster import Cluster
-from quiver.client.delivery import BatchesFuture, Delivery, RecordFuture
+from quiver.client.delivery import Delivery, RecordFuture
 from quiver.client.partitioner import Partitioner
 from quiver.client.sender import PartitionSender
 from quiver.clock import SystemClock
@@ -178,7 +177,7 @@ class ProducerEngine:
             if notable:
                 self._unsettled.add(future.delivery)
         if notable:
-            self._loop.call_soon_threadsafe(sender.wake)
+            self._wake(sender)
         return future
 
     def add_batch(self, topic: TopicInfo, partition: int, records: pa.RecordBatch) -> Delivery:
@@ -197,8 +196,15 @@ class ProducerEngine:
             sender.queue.add_encoded(batch)
             self._buffered_bytes += batch.size_bytes
             self._unsettled.add(batch.delivery)
-        self._loop.call_soon_threadsafe(sender.wake)
+        self._wake(sender)
         return batch.delivery
+
+    def _wake(self, sender: PartitionSender) -> None:
+        """Soon, not now: what a task of this loop adds in one go belongs into one batch."""
+        if asyncio._get_running_loop() is self._loop:
+            self._loop.call_soon(sender.wake)
+        else:
+            self._loop.call_soon_threadsafe(sender.wake)
 
     def plan_many(
         self, topic: TopicInfo, records: Any, keys: Any, partition: int | None
@@ -332,67 +338,3 @@ def _batches_of_list(records: Any, keys: Any, now_us: int) -> Any:
             yield batch_from_lists([now_us], part_keys, part, None)
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
             raise InvalidRequestError(f"send_many takes bytes: {error}") from error
-
-
-class AsyncProducer:
-    """Sends records from asyncio. `await producer.send(...)` hands one over; await what it returns to see it stored.
-
-    async with AsyncProducer("127.0.0.1:9400") as producer:
-        where = await (await producer.send("logs", b"hello", key=b"k"))
-    """
-
-    def __init__(self, servers: str, **settings: Any) -> None:
-        self._servers = servers
-        self._settings = settings
-        self._engine: ProducerEngine | None = None
-
-    def _ready(self) -> ProducerEngine:
-        if self._engine is None:
-            self._engine = ProducerEngine(self._servers, **self._settings)
-        self._engine.check_usable()
-        return self._engine
-
-    async def send(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-        headers: Any = None,
-    ) -> RecordFuture:
-        engine = self._ready()
-        info = engine.known_topic(topic) or await engine.topic(topic)
-        if not engine.has_room():
-            await engine.until_room()
-        return engine.add(info, value, key, partition, timestamp, headers)
-
-    async def send_many(
-        self, topic: str, records: Any, *, keys: Any = None, partition: int | None = None
-    ) -> BatchesFuture:
-        engine = self._ready()
-        info = engine.known_topic(topic) or await engine.topic(topic)
-        deliveries, counts = [], []
-        for number, batch in engine.plan_many(info, records, keys, partition):
-            if not engine.has_room():
-                await engine.until_room()
-            deliveries.append(engine.add_batch(info, number, batch))
-            counts.append(batch.num_rows)
-        return BatchesFuture(deliveries, counts)
-
-    async def flush(self, timeout: float | None = None) -> None:
-        await self._ready().flush(timeout)
-
-    async def close(self, timeout: float | None = 30.0) -> None:
-        if self._engine is not None:
-            await self._engine.close(timeout)
-
-    async def __aenter__(self) -> Self:
-        self._ready()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -35,7 +35,7 @@ from quiver.net.connection import Connection, reply_of
 from quiver.wire.batch_check import SCHEMA_ID_V1
 from quiver.wire.messages import Produce, ProduceReply
 from quiver.wire.packet import Packet
-from quiver.wire.records import batch_from_lists, encode_batch
+from quiver.wire.records import batch_from_lists, encode_batch, encode_single
 
 logger = logging.getLogger("quiver.client")
 
@@ -51,11 +51,15 @@ def encode(batch: Batch, compression: str | None) -> None:
     """Turns the collected lists into the payload, once."""
     if batch.payload is not None:
         return
+    batch.timestamp_min, batch.timestamp_max = min(batch.timestamps), max(batch.timestamps)
     keys = batch.keys if any(key is not None for key in batch.keys) else None
     headers = batch.headers if any(batch.headers) else None
-    records = batch_from_lists(batch.timestamps, keys, batch.values, headers)
-    batch.timestamp_min, batch.timestamp_max = min(batch.timestamps), max(batch.timestamps)
-    batch.payload = encode_batch(records, compression)
+    value = batch.values[0]
+    if batch.record_count == 1 and keys is None and headers is None and value is not None and compression is None:
+        batch.payload = encode_single(batch.timestamps[0], value)
+    else:
+        records = batch_from_lists(batch.timestamps, keys, batch.values, headers)
+        batch.payload = encode_batch(records, compression)
     batch.payload_crc = crc32c(batch.payload)
     batch.values, batch.keys, batch.headers, batch.timestamps = [], [], [], []
 
