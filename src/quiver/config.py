@@ -52,6 +52,12 @@ class NetSettings:
     idle_timeout_s: float = 600.0  # no frame and nothing in flight for so long: closed
     write_buffer_bytes_max: int = 4 * MIB  # above this the server stops reading from and serving that connection
     slow_reader_timeout_s: float = 30.0  # ... and after so long without draining it is cut
+    peer_ping_s: float = 0.2  # a broker that had nothing to say to another one for so long says that it is there
+    peer_silence_s: float = 1.0  # a broker that was not heard for so long counts as lost; its connection is closed
+    peer_backoff_s_min: float = 0.05  # before a lost broker is dialled again; doubles ...
+    peer_backoff_s_max: float = 1.0  # ... up to this
+    peer_packet_bytes_max: int = 1 * MIB  # messages of one turn to one broker share packets up to this size
+    peer_buffer_bytes_max: int = 32 * MIB  # waiting to be sent to one broker; when full, a message is dropped
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -26,7 +26,11 @@ from quiver.wire.messages import (
     GetPosition,
     GetStatus,
     Hello,
+    JoinCluster,
     ListOffset,
+    PeerHello,
+    PeerMessages,
+    PeerPing,
     Position,
     Produce,
     decode_request,
@@ -54,6 +58,13 @@ EXAMPLES: list[Struct] = [
     GetStatus(),
     GetStatus("logs"),
     CountClient(2**63 - 1),
+    CreateTopic("logs", 2, 3, ["0123456789abcdef" * 2, "f" * 32], [[1 << 32 | 7, 2 << 32 | 9], []]),
+    JoinCluster(1, "127.0.0.1:9401", 2**32 - 1),
+    JoinCluster(2**31 - 1, "h:1", 1, "c" * 64),
+    PeerHello(3, "cluster"),
+    PeerMessages([]),
+    PeerMessages([("f" * 32, b"vote", 0), ("0" * 32, b"", 2**32 - 1)]),
+    PeerPing(),
 ]
 
 

@@ -30,6 +30,7 @@ from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet
 _WRITE_BUFFER_BYTES_MAX = 8 * MIB
 
 R = TypeVar("R", bound=Struct)
+C = TypeVar("C", bound="Connection")
 _decoders: dict[type[Struct], msgspec.msgpack.Decoder[Any]] = {}
 
 
@@ -135,11 +136,17 @@ def reply_of(packet: Packet, reply_type: type[R]) -> R:
 
 async def open_connection(address: str, client: str, *, timeout_s: float) -> Connection:
     """Connects and shakes hands. Raises ConnectionLostError, RequestTimeoutError or what the server said."""
+    return await shake_hands(Connection(address), client, timeout_s=timeout_s)
+
+
+async def shake_hands(connection: C, client: str, *, timeout_s: float) -> C:
+    """`open_connection` for a connection of any kind."""
+    address = connection.address
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
-            _, connection = await loop.create_connection(lambda: Connection(address), host.strip("[]"), int(port))
+            await loop.create_connection(lambda: connection, host.strip("[]"), int(port))
     except TimeoutError as error:
         raise RequestTimeoutError(f"no connection to {address} within {timeout_s:g} s") from error
     except OSError as error:

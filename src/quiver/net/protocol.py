@@ -31,6 +31,9 @@ class PacketProtocol(asyncio.BufferedProtocol):
     def protocol_failed(self, error: ProtocolError) -> None:
         raise NotImplementedError
 
+    def part_received(self) -> None:
+        """Bytes came that do not make a packet whole."""
+
     @property
     def is_open(self) -> bool:
         return self.transport is not None and not self.transport.is_closing()
@@ -68,10 +71,13 @@ class PacketProtocol(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
-            for packet in self._reader.received(nbytes):
+            packets = self._reader.received(nbytes)
+            for packet in packets:
                 if not self.is_open:
                     return
                 self.packet_received(packet)
+            if not packets:
+                self.part_received()
         except ProtocolError as error:
             self.protocol_failed(error)
 

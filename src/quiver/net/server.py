@@ -18,20 +18,27 @@ from msgspec import Struct
 
 from quiver.config import NetSettings
 from quiver.errors import (
+    InvalidRequestError,
     OverloadedError,
     ProtocolError,
     QuiverError,
     UnsupportedVersionError,
 )
+from quiver.net.peers import PeerLink, Peers
 from quiver.net.protocol import Buffer, PacketProtocol
 from quiver.wire.messages import (
     HELLO_BYTES_MAX,
     HELLO_KIND,
     HELLO_MAGIC,
+    KIND_OF,
     PROTOCOL_VERSION,
+    Done,
     ErrorReply,
     Hello,
     HelloReply,
+    PeerHello,
+    PeerMessages,
+    PeerPing,
     decode_request,
 )
 from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet
@@ -42,6 +49,7 @@ Reply = tuple[Struct, Sequence[Buffer]]
 Quick = Callable[[Any, memoryview], "asyncio.Future[Struct] | None"]
 Handler = Callable[[Struct, memoryview, "Flow"], Awaitable[Reply]]
 
+_PEER_KINDS = frozenset(KIND_OF[kind] for kind in (PeerHello, PeerMessages, PeerPing))
 _SWEEP_S = 1.0
 _REASONS_LOGGED_PER_SWEEP = 10
 
@@ -68,6 +76,7 @@ class ServerConnection(PacketProtocol):
         self.slow_since_s: float | None = None
         self.closing_since_s: float | None = None
         self.peer = "?"
+        self._link: PeerLink | None = None  # set once another broker made this connection its link
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -81,6 +90,8 @@ class ServerConnection(PacketProtocol):
         self.resume_writing()
         for task in self._tasks:
             task.cancel()
+        if self._link is not None:
+            self._link.lost()
         self._server.forget(self)
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -89,6 +100,9 @@ class ServerConnection(PacketProtocol):
         self.heard_at_s = time.monotonic()
         if not self._ready:
             self._handshake(packet)
+            return
+        if self._link is not None or packet.kind in _PEER_KINDS:
+            self._serve_peer(packet)
             return
         under_way: asyncio.Future[Any] | None = self._serve_quickly(packet)
         if under_way is None:
@@ -120,6 +134,33 @@ class ServerConnection(PacketProtocol):
             self._fail(packet, error)
         elif self.is_open and not future.cancelled():
             self.send_packet(packet.kind, FLAG_REPLY, packet.correlation, future.result())
+
+    def _serve_peer(self, packet: Packet) -> None:
+        """Another broker's link needs no tasks and has limits of its own."""
+        try:
+            if self._link is not None:
+                self._link.received(packet)
+                return
+            hello = decode_request(packet.kind, packet.header)
+            if not isinstance(hello, PeerHello):
+                raise ProtocolError("no link was agreed on")
+        except QuiverError as error:
+            self.close(f"not our protocol: {error}", abort=True)
+            return
+        try:
+            if self._server.peers is None:
+                raise InvalidRequestError("this node has no links to brokers")
+            self._link = self._server.peers.accept(hello, self)
+        except QuiverError as error:
+            self._send_error(packet.kind, packet.correlation, error)
+            self.close(f"link refused: {error}")
+            return
+        self._read_or_pause()
+        self.send_packet(packet.kind, FLAG_REPLY, packet.correlation, Done())
+
+    def part_received(self) -> None:
+        if self._link is not None:
+            self._link.heard()
 
     def _handshake(self, packet: Packet) -> None:
         try:
@@ -167,7 +208,8 @@ class ServerConnection(PacketProtocol):
     def _read_or_pause(self) -> None:
         """Reads while all limits allow it; one read of small frames may pass the limit, the next waits."""
         settings = self._server.settings
-        reading = (
+        # Two brokers that both wait for the other to read would wait for ever: a link drops what is too much.
+        reading = self._link is not None or (
             self._writable is None
             and len(self._tasks) < settings.frames_in_flight_max
             and self._bytes_in_flight < settings.bytes_in_flight_max
@@ -217,6 +259,8 @@ class ServerConnection(PacketProtocol):
             self.closing_since_s = self.closing_since_s or now_s
             if now_s - self.closing_since_s > settings.slow_reader_timeout_s:
                 self.abort()
+        elif self._link is not None:
+            return  # it watches itself
         elif self.slow_since_s is not None:
             if now_s - self.slow_since_s > settings.slow_reader_timeout_s:
                 self.close(f"does not read its replies for {settings.slow_reader_timeout_s} s", abort=True)
@@ -235,7 +279,8 @@ class ServerConnection(PacketProtocol):
 class Server:
     """Serves packets on one address. `handler` may be slow; it runs in a task of its own for each request.
 
-    `quick` has, by kind, handlers that return a future reply at once, or None to go the usual way.
+    `quick` has, by kind, handlers that return a future reply at once, or None to go the usual way. `peers` takes the
+    connections that other brokers make their links.
     """
 
     def __init__(
@@ -244,8 +289,10 @@ class Server:
         hello_reply: HelloReply,
         handler: Handler,
         quick: Mapping[int, Quick] | None = None,
+        peers: Peers | None = None,
     ) -> None:
         self.settings = settings
+        self.peers = peers
         self.hello_reply = hello_reply
         self.handler = handler
         self.quick = quick or {}

@@ -30,6 +30,7 @@ UInt32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Timestamp = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Name = Annotated[str, Meta(max_length=1000)]
 Uid = Annotated[str, Meta(pattern="^[0-9a-f]{32}\\Z")]
+BrokerId = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Voters = Annotated[list[UInt64], Meta(max_length=REPLICAS_MAX)]  # replica ids: broker id << 32 | disk id
 ConsumerName = Annotated[str, Meta(min_length=1, max_length=CONSUMER_NAME_MAX)]
 
@@ -190,6 +191,43 @@ class CountReply(Struct, array_like=True, frozen=True):
     count: int
 
 
+class JoinCluster(Struct, array_like=True, frozen=True):
+    """A broker tells the manager that it is there, at its start and then as a heartbeat.
+
+    `cluster_id` is the cluster it was part of, empty for a new one. `disk_id` tells one disk from the next.
+    """
+
+    broker_id: BrokerId
+    address: Annotated[str, Meta(min_length=1, max_length=300)]
+    disk_id: UInt32
+    cluster_id: Annotated[str, Meta(max_length=64)] = ""
+
+
+class JoinReply(Struct, array_like=True, frozen=True):
+    """All brokers, and the number of the last change of metadata: another number means that topics may differ."""
+
+    cluster_id: str
+    brokers: list[NodeInfo]
+    transaction: int = 0
+
+
+class PeerHello(Struct, array_like=True, frozen=True):
+    """A broker makes this connection its link to another one. After the reply both sides send `Peer*` one-way."""
+
+    broker_id: BrokerId
+    cluster_id: Annotated[str, Meta(max_length=64)]
+
+
+class PeerMessages(Struct, array_like=True, frozen=True):
+    """Raft messages of any number of groups: (partition uid, encoded message, bytes of its frames in the payload)."""
+
+    messages: list[tuple[Name, bytes, UInt32]]
+
+
+class PeerPing(Struct, array_like=True, frozen=True):
+    """Nothing to say, but here."""
+
+
 class Done(Struct, array_like=True, frozen=True):
     pass
 
@@ -213,6 +251,10 @@ REQUESTS: Final[dict[int, type[Struct]]] = {
     14: GetPosition,
     15: GetStatus,
     16: CountClient,
+    20: JoinCluster,
+    21: PeerHello,
+    22: PeerMessages,
+    23: PeerPing,
 }
 KIND_OF: Final[dict[type[Struct], int]] = {request: kind for kind, request in REQUESTS.items()}
 
