@@ -47,8 +47,8 @@ def consume(topic: str, partition: int | None = None) -> RegisterConsumer:
     return RegisterConsumer(topic, partition, next(_times))
 
 
-def broker(broker_id: int, endpoint: str = "") -> RegisterBroker:
-    return RegisterBroker(broker_id, endpoint or f"127.0.0.1:{9000 + broker_id}", next(_times))
+def broker(broker_id: int, endpoint: str = "", disk_id: int = 0) -> RegisterBroker:
+    return RegisterBroker(broker_id, endpoint or f"127.0.0.1:{9000 + broker_id}", next(_times), disk_id)
 
 
 def random_command(dice: random.Random) -> Command:
@@ -60,7 +60,7 @@ def random_command(dice: random.Random) -> Command:
             DeleteTopic(topic),
             produce(topic, partition, partitions=dice.choice((None, 1, 3))),
             consume(topic, partition),
-            broker(dice.randint(1, 4), dice.choice(("", "[::1]:7"))),
+            broker(dice.randint(1, 4), dice.choice(("", "[::1]:7")), dice.choice((0, 5, 2**32 - 1))),
             RemoveBroker(dice.randint(1, 5)),
         ),
         (4, 2, 4, 4, 2, 1),

@@ -7,7 +7,14 @@ import random
 import msgspec
 import pytest
 
-from quiver.metadata.commands import Command, CreateTopic, RegisterProducer, decode_command, encode_command
+from quiver.metadata.commands import (
+    Command,
+    CreateTopic,
+    RegisterBroker,
+    RegisterProducer,
+    decode_command,
+    encode_command,
+)
 from tests.metadata.kit import broker, consume, create, produce, random_command
 
 
@@ -36,6 +43,13 @@ def test_every_kind_of_command_survives_the_log() -> None:
 )
 def test_extreme_values_survive_the_log(command: Command) -> None:
     assert decode_command(encode_command(command)) == command
+
+
+def test_logs_of_earlier_versions_are_understood() -> None:
+    old = {"type": "register_broker", "broker_id": 1, "endpoint": "h:1", "now_us": 5}
+    assert decode_command(msgspec.msgpack.encode(old)) == RegisterBroker(1, "h:1", 5, 0)
+    old = {"type": "create_topic", "name": "t", "uids": ["u"], "replication_factor": 3, "now_us": 5}
+    assert decode_command(msgspec.msgpack.encode(old)) == CreateTopic("t", ["u"], 3, 5, [])
 
 
 @pytest.mark.parametrize(

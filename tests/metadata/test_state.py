@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from quiver.errors import InvalidRequestError, RequestError, TopicExistsError, UnknownPartitionError, UnknownTopicError
@@ -44,6 +45,44 @@ def test_a_topic_gets_numbered_partitions_on_the_brokers() -> None:
     assert changes == [Put(expected)]
     assert state.topics == {"logs": expected}
     assert state.topic("logs") is result
+
+
+def test_a_topic_keeps_the_replica_ids_its_groups_begin_with() -> None:
+    state = State()
+    for broker_id in (1, 2, 3):
+        state.apply(broker(broker_id, disk_id=10 + broker_id))
+    topic = state.apply(create("logs", 2, 2)).result
+    assert [partition.voters for partition in topic.partitions] == [
+        (1 << 32 | 11, 2 << 32 | 12),
+        (2 << 32 | 12, 3 << 32 | 13),
+    ]
+    state.apply(broker(2, disk_id=99))  # its disk was lost
+    assert state.topic("logs") == topic, "who may take its place is decided by the group"
+    assert state.apply(create("new", 1, 3)).result.partitions[0].voters[-1] == 2 << 32 | 99
+
+
+def test_a_topic_goes_to_the_brokers_that_are_here_when_they_are_enough() -> None:
+    state = State()
+    for broker_id in (1, 2, 3, 4):
+        state.apply(broker(broker_id, disk_id=7))
+
+    def replicas(name: str, here: list[int]) -> set[int]:
+        command = msgspec.structs.replace(create(name, 1, 3), brokers=here)
+        return set(state.apply(command).result.partitions[0].replicas)
+
+    assert replicas("a", [1, 2, 4]) == replicas("b", [4, 2, 1, 9]) == {1, 2, 4}
+    assert len(replicas("c", [3, 4])) == 3
+    assert len(replicas("d", [])) == 3
+
+
+def test_a_broker_without_a_disk_id_is_in_no_group() -> None:
+    state = State()
+    state.apply(broker(1))
+    alone = state.apply(create("alone")).result.partitions[0]
+    assert (alone.replicas, alone.voters) == ((1,), ())
+    state.apply(broker(2, disk_id=5))
+    state.apply(broker(3, disk_id=6))
+    assert state.apply(create("group")).result.partitions[0].replicas == (2, 3)
 
 
 def test_an_existing_topic_is_refused(state: State) -> None:

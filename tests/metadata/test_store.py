@@ -17,9 +17,9 @@ from tests.metadata.kit import attempt, broker, consume, create, dump, image, pr
 
 # R12, and what the log's directory of a partition is called.
 COLUMNS = {
-    "broker_metadata": ["broker_id", "endpoint", "last_heartbeat", "status"],
+    "broker_metadata": ["broker_id", "endpoint", "last_heartbeat", "status", "disk_id"],
     "topic_metadata": ["topic_name", "partitions", "replication_factor", "created_at"],
-    "partition_metadata": ["id", "topic_name", "partition_id", "uid", "broker_id", "replicas", "size"],
+    "partition_metadata": ["id", "topic_name", "partition_id", "uid", "broker_id", "replicas", "size", "voters"],
     "producer_metadata": ["producer_id", "topic_name", "partition_id", "last_seen"],
     "consumer_metadata": ["consumer_id", "topic_name", "partition_id", "offset", "last_seen"],
     "metadata_state": ["name", "value"],
@@ -50,8 +50,8 @@ def play(store: Store, state: State, commands: list[Command]) -> None:
 
 def furnished() -> list[Command]:
     return [
-        broker(1),
-        broker(2),
+        broker(1, disk_id=7),
+        broker(2, disk_id=8),
         CreateTopic("logs", ["u0", "u1"], 2, 1000),
         produce("logs"),
         produce("logs", 1),
@@ -96,13 +96,32 @@ def test_the_rows_say_what_the_commands_did(url: str) -> None:
         play(store, State(), furnished())
         found = dump(url)
     assert found == {
-        "broker_metadata": [(1, "127.0.0.1:9001", None, "active"), (2, "127.0.0.1:9002", None, "active")],
+        "broker_metadata": [(1, "127.0.0.1:9001", None, "active", 7), (2, "127.0.0.1:9002", None, "active", 8)],
         "topic_metadata": [("logs", 2, 2, 1000)],
-        "partition_metadata": [(1, "logs", 0, "u0", 1, "1,2", 0), (2, "logs", 1, "u1", 2, "2,1", 0)],
+        "partition_metadata": [
+            (1, "logs", 0, "u0", 1, "1,2", 0, f"{1 << 32 | 7},{2 << 32 | 8}"),
+            (2, "logs", 1, "u1", 2, "2,1", 0, f"{2 << 32 | 8},{1 << 32 | 7}"),
+        ],
         "producer_metadata": [(1, "logs", None, None), (2, "logs", 1, None)],
         "consumer_metadata": [(1, "logs", 0, 0, None), (2, "logs", None, 0, None)],
         "metadata_state": [("applied_transaction", 7), ("consumer", 3), ("partition", 3), ("producer", 3)],
     }
+
+
+def test_a_database_of_an_earlier_version_gets_the_columns_that_came_later(url: str) -> None:
+    with opened(url) as store:
+        play(store, State(), [broker(1), create("logs", 2)])
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE broker_metadata DROP COLUMN disk_id"))
+        connection.execute(sa.text("ALTER TABLE partition_metadata DROP COLUMN voters"))
+    engine.dispose()
+    with opened(url) as store:
+        state = store.load()
+        assert state.brokers[1].disk_id == 0
+        assert [partition.voters for partition in state.topic("logs").partitions] == [(), ()]
+        play(store, state, [broker(1, disk_id=9)])
+        assert store.load().brokers[1].disk_id == 9
 
 
 def test_a_new_database_is_the_empty_state(url: str) -> None:
@@ -261,8 +280,11 @@ def test_observations_are_written_beside_the_rows(url: str) -> None:
         )
         found = dump(url)
         assert store.load_seen() == ({2: 333}, {})
-    assert found["broker_metadata"] == [(1, "127.0.0.1:9001", 111, "active"), (2, "127.0.0.1:9002", 222, "inactive")]
-    assert [row[-1] for row in found["partition_metadata"]] == [10, 20]
+    assert [row[:4] for row in found["broker_metadata"]] == [
+        (1, "127.0.0.1:9001", 111, "active"),
+        (2, "127.0.0.1:9002", 222, "inactive"),
+    ]
+    assert [row[6] for row in found["partition_metadata"]] == [10, 20]
     assert found["producer_metadata"] == [(1, "logs", None, None), (2, "logs", 1, 333)]
     assert found["consumer_metadata"] == [(1, "logs", 0, 7, None), (2, "logs", None, 0, None)]
     # What was observed is not state: a restart finds what the log made.

@@ -12,12 +12,14 @@ from msgspec import Struct
 
 
 class CreateTopic(Struct, frozen=True, tag="create_topic"):
-    """`uids` names the directory of each partition."""
+    """`uids` names the directory of each partition. `brokers` are those that are here now: they hold the topic when
+    they are enough for its replicas; without them all that are known may."""
 
     name: str
     uids: list[str]
     replication_factor: int
     now_us: int
+    brokers: list[int] = []
 
 
 class DeleteTopic(Struct, frozen=True, tag="delete_topic"):
@@ -40,11 +42,13 @@ class RegisterConsumer(Struct, frozen=True, tag="register_consumer"):
 
 
 class RegisterBroker(Struct, frozen=True, tag="register_broker"):
-    """A broker says where it listens; the same again changes its endpoint."""
+    """A broker says where it listens and which disk it has; the same again changes these. 0: a node of its own, whose
+    partitions have no group."""
 
     broker_id: int
     endpoint: str
     now_us: int
+    disk_id: int = 0
 
 
 class RemoveBroker(Struct, frozen=True, tag="remove_broker"):

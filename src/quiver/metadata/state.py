@@ -28,7 +28,8 @@ class Partition(msgspec.Struct, frozen=True):
     topic: str
     number: int
     uid: str
-    replicas: tuple[int, ...]  # broker ids, leader first
+    replicas: tuple[int, ...]  # broker ids, the one that should lead first
+    voters: tuple[int, ...] = ()  # the replica ids its group began with; empty: a group of one on its only broker
 
 
 class Topic(msgspec.Struct, frozen=True):
@@ -53,6 +54,7 @@ class Consumer(msgspec.Struct, frozen=True):
 class Broker(msgspec.Struct, frozen=True):
     id: int
     endpoint: str
+    disk_id: int = 0
 
 
 class Put(NamedTuple):
@@ -102,7 +104,7 @@ class State:
             case RegisterConsumer():
                 return self._register_consumer(command)
             case RegisterBroker():
-                broker = Broker(command.broker_id, command.endpoint)
+                broker = Broker(command.broker_id, command.endpoint, command.disk_id)
                 self.brokers[broker.id] = broker
                 return Applied(broker, [Put(broker)])
             case RemoveBroker():
@@ -122,16 +124,27 @@ class State:
             for partition in topic.partitions:
                 for leader in partition.replicas[:1]:
                     load[leader] = load.get(leader, 0) + 1
-        places = plan_placement(list(self.brokers), load, len(command.uids), command.replication_factor)
+        brokers = self._candidates(command)
+        places = plan_placement(brokers, load, len(command.uids), command.replication_factor)
         first = self.counters.partition
         partitions = tuple(
-            Partition(first + number, command.name, number, uid, replicas)
+            Partition(first + number, command.name, number, uid, replicas, self._voters(replicas))
             for number, (uid, replicas) in enumerate(zip(command.uids, places, strict=True))
         )
         self.counters.partition += len(partitions)
         topic = Topic(command.name, command.replication_factor, command.now_us, partitions)
         self.topics[topic.name] = topic
         return Applied(topic, [Put(topic)])
+
+    def _candidates(self, command: CreateTopic) -> list[int]:
+        """The brokers that may hold a new topic. One without a disk id cannot be in a group with others."""
+        known = [broker.id for broker in self.brokers.values() if broker.disk_id] or list(self.brokers)
+        here = [broker_id for broker_id in known if broker_id in command.brokers]
+        return here if len(here) >= min(command.replication_factor, len(known)) else known
+
+    def _voters(self, replicas: tuple[int, ...]) -> tuple[int, ...]:
+        disks = [self.brokers[broker_id].disk_id for broker_id in replicas]
+        return tuple(map(replica_id, replicas, disks)) if all(disks) else ()
 
     def _delete_topic(self, command: DeleteTopic) -> Applied:
         topic = self.topic(command.name)
@@ -171,6 +184,11 @@ class State:
             raise InvalidRequestError(f"Broker {broker.id} holds {holds} partitions and no other broker can take them")
         del self.brokers[broker.id]
         return Applied(broker, [Remove(broker)])
+
+
+def replica_id(broker_id: int, disk_id: int) -> int:
+    """Names a replica in its group. A broker with another disk has forgotten what it promised and is another one."""
+    return broker_id << 32 | disk_id
 
 
 def check_partition(topic: str, count: int, partition: int | None) -> None:

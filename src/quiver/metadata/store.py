@@ -23,6 +23,7 @@ BROKERS: Final = sa.Table(
     sa.Column("endpoint", sa.String(300), nullable=False),
     sa.Column("last_heartbeat", sa.BigInteger),  # microseconds since 1970 UTC, as every time here
     sa.Column("status", sa.String(20), nullable=False),
+    sa.Column("disk_id", sa.BigInteger, nullable=False, server_default="0"),
 )
 TOPICS: Final = sa.Table(
     "topic_metadata",
@@ -42,6 +43,7 @@ PARTITIONS: Final = sa.Table(
     sa.Column("broker_id", sa.BigInteger),  # of the leader
     sa.Column("replicas", sa.String(1000), nullable=False),  # broker ids, leader first, joined by commas
     sa.Column("size", sa.BigInteger, nullable=False),  # messages, as the broker last said
+    sa.Column("voters", sa.Text, nullable=False, server_default=""),  # replica ids, joined by commas
 )
 PRODUCERS: Final = sa.Table(
     "producer_metadata",
@@ -88,6 +90,7 @@ class Store:
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
         _tables.create_all(self._engine)
+        self._add_columns()
 
     def load(self) -> State:
         """The state as of the last applied transaction."""
@@ -97,11 +100,11 @@ class Store:
             state.applied = numbers.pop(_APPLIED, 0)
             state.counters = Counters(**numbers)
             for row in connection.execute(sa.select(BROKERS)):
-                state.brokers[row.broker_id] = Broker(row.broker_id, row.endpoint)
+                state.brokers[row.broker_id] = Broker(row.broker_id, row.endpoint, row.disk_id)
             partitions: dict[str, list[Partition]] = {}
             for row in connection.execute(sa.select(PARTITIONS).order_by(PARTITIONS.c.partition_id)):
-                replicas = tuple(int(part) for part in row.replicas.split(",") if part)
-                found = Partition(row.id, row.topic_name, row.partition_id, row.uid, replicas)
+                replicas, voters = _numbers(row.replicas), _numbers(row.voters)
+                found = Partition(row.id, row.topic_name, row.partition_id, row.uid, replicas, voters)
                 partitions.setdefault(row.topic_name, []).append(found)
             for row in connection.execute(sa.select(TOPICS).order_by(TOPICS.c.created_at, TOPICS.c.topic_name)):
                 topic = Topic(
@@ -150,6 +153,17 @@ class Store:
     def close(self) -> None:
         self._engine.dispose()
 
+    def _add_columns(self) -> None:
+        """A database of an earlier version lacks the columns that came later; each has a default."""
+        inspector = sa.inspect(self._engine)
+        for table in _tables.sorted_tables:
+            there = {column["name"] for column in inspector.get_columns(table.name)}
+            for column in table.columns:
+                if column.name not in there:
+                    definition = sa.schema.CreateColumn(column).compile(dialect=self._engine.dialect)
+                    with self._engine.begin() as connection:
+                        connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {definition}"))
+
     def _remove(self, connection: sa.Connection, entity: Any) -> None:
         table, column, attribute = _KEY_OF[type(entity)]
         connection.execute(sa.delete(table).where(table.c[column] == getattr(entity, attribute)))
@@ -160,7 +174,7 @@ class Store:
         match entity:
             case Broker():
                 row: dict[str, Any] = {"broker_id": entity.id, "endpoint": entity.endpoint, "status": "active"}
-                connection.execute(sa.insert(BROKERS).values(row))
+                connection.execute(sa.insert(BROKERS).values(row | {"disk_id": entity.disk_id}))
             case Topic():
                 row = {
                     "topic_name": entity.name,
@@ -187,7 +201,12 @@ def _partition_row(partition: Partition) -> dict[str, Any]:
         "broker_id": partition.replicas[0] if partition.replicas else None,
         "replicas": ",".join(map(str, partition.replicas)),
         "size": 0,
+        "voters": ",".join(map(str, partition.voters)),
     }
+
+
+def _numbers(joined: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in joined.split(",") if part)
 
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:
