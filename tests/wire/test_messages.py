@@ -16,6 +16,7 @@ from quiver.wire.messages import (
     HELLO_MAGIC,
     KIND_OF,
     OFFSET_EARLIEST,
+    REPLY_TO,
     REQUESTS,
     CommitPosition,
     CountClient,
@@ -31,6 +32,7 @@ from quiver.wire.messages import (
     PeerHello,
     PeerMessages,
     PeerPing,
+    Ping,
     Position,
     Produce,
     decode_request,
@@ -47,6 +49,8 @@ EXAMPLES: list[Struct] = [
     CreateTopic("logs", PARTITIONS_MAX),
     CreateTopic("logs", 2, 3, ["0123456789abcdef" * 2, "f" * 32]),
     DeleteTopic("logs"),
+    DeleteTopic("logs", "f" * 32),
+    Ping(),
     Produce("logs", 0, 1, 0, 0, 0, 1),
     Produce("logs", 2**32 - 1, 2**31 - 1, -(2**63), 2**63 - 1, 2**32 - 1, 2**32 - 1, 2**63 - 1, 2**32 - 1, 2**63 - 1),
     Fetch("logs", 0, 0, 1),
@@ -85,6 +89,10 @@ def test_request_survives_a_round_trip(request_: Struct) -> None:
     kind = KIND_OF[type(request_)]
     assert REQUESTS[kind] is type(request_)
     assert decode(kind, encode(request_)) == request_
+
+
+def test_every_request_has_a_reply_unless_it_is_one_way() -> None:
+    assert set(REPLY_TO) == set(REQUESTS.values()) - {PeerMessages, PeerPing}
 
 
 def test_kinds_are_one_byte_and_differ() -> None:

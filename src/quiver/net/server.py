@@ -39,6 +39,7 @@ from quiver.wire.messages import (
     PeerHello,
     PeerMessages,
     PeerPing,
+    Ping,
     decode_request,
 )
 from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet
@@ -50,6 +51,7 @@ Quick = Callable[[Any, memoryview], "asyncio.Future[Struct] | None"]
 Handler = Callable[[Struct, memoryview, "Flow"], Awaitable[Reply]]
 
 _PEER_KINDS = frozenset(KIND_OF[kind] for kind in (PeerHello, PeerMessages, PeerPing))
+_PING_KIND = KIND_OF[Ping]
 _SWEEP_S = 1.0
 _REASONS_LOGGED_PER_SWEEP = 10
 
@@ -103,6 +105,9 @@ class ServerConnection(PacketProtocol):
             return
         if self._link is not None or packet.kind in _PEER_KINDS:
             self._serve_peer(packet)
+            return
+        if packet.kind == _PING_KIND:
+            self.send_packet(_PING_KIND, FLAG_REPLY, packet.correlation, Done())
             return
         under_way: asyncio.Future[Any] | None = self._serve_quickly(packet)
         if under_way is None:

@@ -79,7 +79,10 @@ class CreateTopic(Struct, array_like=True, frozen=True):
 
 
 class DeleteTopic(Struct, array_like=True, frozen=True):
+    """`uid`, of the first partition, is said by a manager to a broker: it means this topic and no later one."""
+
     name: Name
+    uid: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Produce(Struct, array_like=True, frozen=True):
@@ -191,6 +194,10 @@ class CountReply(Struct, array_like=True, frozen=True):
     count: int
 
 
+class Ping(Struct, array_like=True, frozen=True):
+    """Is anybody there? Answered at once, before anything else that waits."""
+
+
 class JoinCluster(Struct, array_like=True, frozen=True):
     """A broker tells the manager that it is there, at its start and then as a heartbeat.
 
@@ -244,6 +251,7 @@ REQUESTS: Final[dict[int, type[Struct]]] = {
     2: GetMetadata,
     3: CreateTopic,
     4: DeleteTopic,
+    5: Ping,
     10: Produce,
     11: Fetch,
     12: ListOffset,
@@ -255,6 +263,22 @@ REQUESTS: Final[dict[int, type[Struct]]] = {
     21: PeerHello,
     22: PeerMessages,
     23: PeerPing,
+}
+REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
+    Hello: HelloReply,
+    GetMetadata: MetadataReply,
+    CreateTopic: Done,
+    DeleteTopic: Done,
+    Ping: Done,
+    Produce: ProduceReply,
+    Fetch: FetchReply,
+    ListOffset: ListOffsetReply,
+    CommitPosition: Done,
+    GetPosition: PositionReply,
+    GetStatus: StatusReply,
+    CountClient: CountReply,
+    JoinCluster: JoinReply,
+    PeerHello: Done,
 }
 KIND_OF: Final[dict[type[Struct], int]] = {request: kind for kind, request in REQUESTS.items()}
 
