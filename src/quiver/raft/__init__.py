@@ -18,7 +18,8 @@ What the caller must do, or nothing here is true:
     wrong is not stepped. A `Snapshot` takes the state at `index` and what is needed to go on from there.
  7. Entries up to `commit` are applied once, in order, from a state that is on disk; after a restart the core is given a
     `commit` that is not above what was committed and not below what the state has applied.
- 8. A write or sync that fails ends the replica: call `fail`. A disk that is full and gave the tail back: `rewound`.
+ 8. A write or sync that fails ends the replica: call `fail`. A disk that is full and gave the tail back: finish what
+    the last `Ready` said (its hard state, its truncations), then call `rewound` with what the log now ends with.
  9. The log's prefix is trimmed only at or below `commit`; then call `trimmed`.
 10. A replica id is never used again by a replica that has lost anything it had acknowledged. It comes back under a new
     id, as a learner.

@@ -66,7 +66,8 @@ class Raft(Knowledge):
 
     def tick(self, now_ms: int, random: int) -> None:
         """Time passes. `random` is any non-negative integer; it spreads election time-outs."""
-        self.now_ms, self._random = now_ms, random
+        self._tell(now_ms)
+        self._random = random
         if self.failed or self.quiet:
             return
         if self.leader is not None:
@@ -78,7 +79,7 @@ class Raft(Knowledge):
         """A message arrived. One for another replica id is dropped: it was meant for a predecessor on this disk."""
         if self.failed or message.to != self.me:
             return
-        self.now_ms = now_ms
+        self._tell(now_ms)
         if message.term > self.term and not self._enter_term_of(message):
             return
         if message.term < self.term:
@@ -129,41 +130,48 @@ class Raft(Knowledge):
             del self.memberships[0]
 
     def rewound(self, last: int) -> None:
-        """The disk was full: entries after `last` were not written and are gone."""
+        """The disk was full: entries after `last` were not written and are gone.
+
+        What others have committed may be among them: `commit` falls back to `last`, as after a restart."""
         self._cut(last + 1)
+        self.commit = min(self.commit, last)
         self.work.clear()
         if self.role is not Role.FOLLOWER:
             self.become_follower(self.term, _NOBODY)
 
     def fail(self) -> None:
-        """This replica's disk has failed: from now on it says nothing."""
+        """This replica's disk has failed: from now on it says nothing. A leader's last word calls for another."""
+        self.work.clear()
+        self.outbox.clear()
+        if self.leader is not None:
+            self.leader.resign()
         self.become_follower(self.term, _NOBODY)
         self.failed = True
-        self.outbox.clear()
 
     def peer_down(self, peer: int) -> None:
         """The connection to that replica is lost. If it leads, its time is nearly up: others may still hear it."""
         self.down.add(peer)
         if self.leader is not None:
-            self.leader.peer_down(peer)
+            self.leader.link_changed(peer)
         elif peer == self.leader_id:
-            self._heard_ms = None
             self.wake()
+            self._heard_ms = None
             self._deadline_ms = min(self._deadline_ms, self.now_ms + self._spread(self.settings.election_ms // 4))
 
     def peer_up(self, peer: int) -> None:
         self.down.discard(peer)
         if self.leader is not None and peer in self.leader.progress:
+            self.leader.link_changed(peer)
             self.wake()
 
     def wake(self) -> None:
         """Ends the quiet: there is something to do or to fear."""
-        if self.quiet:
-            self.quiet = False
-            if self.leader is not None:
-                self.leader.wake()
-            else:
-                self._put_off_election()
+        if self.leader is not None:
+            self.leader.wake()
+        elif self.quiet:
+            self.quiet, self.woken = False, True
+            self._heard_ms = self.now_ms
+            self._put_off_election()
 
     def ready(self) -> Ready | None:
         """What is to be done now; None when nothing is."""
@@ -178,7 +186,21 @@ class Raft(Knowledge):
         self.work, self.outbox, self.reads, self.lost_reads = [], [], [], []
         return found
 
+    @property
+    def due_ms(self) -> int:
+        """Before this time a tick changes nothing, unless something else happens first."""
+        return self._deadline_ms if self.leader is None else self.leader.due_ms
+
     # -- what is known -------------------------------------------------------------------------------------------
+
+    def _tell(self, now_ms: int) -> None:
+        """A quiet group may be told no time: for what it waits for since it woke, none has passed."""
+        if self.woken:
+            self.woken = False
+            self._deadline_ms += now_ms - self.now_ms
+            if self.leader is not None:
+                self.leader.sleep(now_ms - self.now_ms)
+        self.now_ms = now_ms
 
     def _lead(self) -> Leader:
         if self.leader is None or self.failed:
@@ -198,10 +220,10 @@ class Raft(Knowledge):
     def _enter_term_of(self, message: AnyMessage) -> bool:
         """Takes over a higher term. False: the message is to be ignored."""
         if isinstance(message, Vote):
-            if not message.transfer and self._in_lease():
+            if not message.transfer and message.sender != self.leader_id and self._in_lease():
                 # Without this a replica that was cut off would depose a good leader on its return (thesis §4.2.3).
-                if self.leader is not None:
-                    self.wake()  # so that it hears from us
+                if self.quiet and message.sender in self.membership.members:
+                    self.wake()  # one of us hears no leader: a leader speaks again, others see whether it does
                 return False
             if message.pre:
                 self._on_vote(message)
@@ -248,8 +270,9 @@ class Raft(Knowledge):
 
     def _campaign(self, *, pre: bool, transfer: bool) -> None:
         self._put_off_election()
-        if self.me not in self.membership.voters or not (self.may_lead and self.may_vote) or self.leader is not None:
+        if self.failed or self.leader is not None or not (self.may_lead and self.may_vote and self.may_be_needed):
             return
+        self.quiet = False
         self.leader_id = _NOBODY
         self._votes = {self.me: True}
         if pre:
@@ -309,7 +332,7 @@ class Raft(Knowledge):
             self._on_append(message)
         elif isinstance(message, Heartbeat):
             self._commit_to(min(message.commit, self._verified))
-            self.outbox.append(HeartbeatReply(self.me, message.sender, self.term, message.round))
+            self.outbox.append(HeartbeatReply(self.me, message.sender, self.term, message.round, self.commit))
             self.quiet = message.quiesce and self.commit == self.terms.last == message.commit
         else:
             self._on_snapshot(message)

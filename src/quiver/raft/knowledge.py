@@ -34,6 +34,7 @@ class Knowledge:
         self.fit = fit
         self.synced_index = terms.last
         self.quiet = False
+        self.woken = False  # since the time was last told
         self.down: set[int] = set()  # peers without a connection
         self.now_ms = now_ms
         self.outbox: list[AnyMessage] = []
@@ -56,6 +57,11 @@ class Knowledge:
             if at <= index:
                 found = membership
         return found
+
+    @property
+    def may_be_needed(self) -> bool:
+        """A voter; or one whose removal is not committed: perhaps only its log has that entry (thesis §4.2.2)."""
+        return self.me in self.membership.voters or self.me in self.membership_at(self.commit).voters
 
     def add_own_entry(self) -> int:
         index = self.terms.append(self.term)

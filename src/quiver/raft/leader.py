@@ -24,7 +24,7 @@ class Leader:
     def __init__(self, raft: Knowledge) -> None:
         self._raft = raft
         self.progress: dict[int, Progress] = {}
-        self._first_index = 0  # of this term
+        self.first_index = 0  # of this term
         self._round = 0
         self._new_reads: list[Any] = []
         self._reads: deque[tuple[int, Any, int]] = deque()  # (round, context, index)
@@ -36,8 +36,8 @@ class Leader:
         self._transfer_until_ms = 0
 
     def begin(self) -> None:
+        self.first_index = self._raft.add_own_entry()
         self._follow_membership()
-        self._first_index = self._raft.add_own_entry()
 
     # -- inputs --------------------------------------------------------------------------------------------------
 
@@ -49,11 +49,13 @@ class Leader:
 
     def propose_membership(self, membership: Membership) -> int:
         raft = self._raft
-        if raft.membership_index > raft.commit or raft.commit < self._first_index:
+        if raft.membership_index > raft.commit or not self.is_settled:
             # Before an entry of its own term is committed, a leader may not know of a change that is under way.
             raise InvalidRequestError("another change of membership is under way")
         if not membership.voters or not membership.is_one_step_from(raft.membership):
             raise InvalidRequestError("one voter may be added or removed at a time, and one must stay")
+        if len(set(membership.members)) < len(membership.members):
+            raise InvalidRequestError("a replica is named twice")
         index = self.propose()
         raft.memberships.append((index, membership))
         self._follow_membership()
@@ -97,7 +99,8 @@ class Leader:
         elif isinstance(message, HeartbeatReply):
             self._on_heartbeat_reply(message, progress)
 
-    def peer_down(self, peer: int) -> None:
+    def link_changed(self, peer: int) -> None:
+        """What was sent to it may be lost."""
         if peer in self.progress:
             self.progress[peer].probe()
             self._installing_ms.pop(peer, None)
@@ -105,11 +108,35 @@ class Leader:
     def wake(self) -> None:
         self._active_ms = self._raft.now_ms
         if self._raft.quiet:
-            self._raft.quiet = False
+            self._raft.quiet, self._raft.woken = False, True
             self._beat_at_ms = self._raft.now_ms
             self._check_at_ms = self._raft.now_ms + self._raft.settings.election_ms
             for progress in self.progress.values():
                 progress.active = True  # nobody was asked anything meanwhile
+
+    def sleep(self, passed_ms: int) -> None:
+        """So much time has passed without counting."""
+        self._check_at_ms += passed_ms
+        self._active_ms += passed_ms
+        self._transfer_until_ms += passed_ms
+
+    def resign(self) -> None:
+        """Wakes the others, and asks the one that has most to take over."""
+        raft = self._raft
+        self._beat()
+        voters = [peer for peer in raft.membership.voters if peer in self.progress and peer not in raft.down]
+        if voters:
+            best = max(voters, key=lambda peer: self.progress[peer].match)
+            raft.outbox.append(TimeoutNow(raft.me, best, raft.term))
+
+    @property
+    def due_ms(self) -> int:
+        return min(self._beat_at_ms, self._check_at_ms)
+
+    @property
+    def is_settled(self) -> bool:
+        """True once an entry of its term is committed: from then on it knows all that is (§8)."""
+        return self._raft.commit >= self.first_index
 
     def contexts(self) -> list[Any]:
         """The reads that wait."""
@@ -190,11 +217,19 @@ class Leader:
     def _on_heartbeat_reply(self, message: HeartbeatReply, progress: Progress) -> None:
         progress.round = max(progress.round, message.round)
         self._answer_reads()
-        if progress.way is Way.PROBING:
-            progress.waits = False  # what was sent may be lost
-        elif progress.way is Way.REPLICATING and progress.match < self._raft.terms.last and progress.in_flight:
-            # Perhaps lost, perhaps only slow: an append without entries tells, and costs little.
-            self._send_append(message.sender, progress, progress.next - 1)
+        if progress.way is Way.INSTALLING:
+            return
+        progress.waits = False  # what was sent may be lost
+        if progress.in_flight or message.commit < min(progress.match, self._raft.commit):
+            # Perhaps lost, perhaps only slow; or it was restarted and believes no commit until it has compared its
+            # log. An append without entries tells, and costs little.
+            self._compare(message.sender, progress)
+
+    def _compare(self, peer: int, progress: Progress) -> None:
+        if progress.next > self._raft.terms.start:
+            self._send_append(peer, progress, progress.next - 1)
+        else:
+            progress.probe()  # what it would be compared with is trimmed
 
     def advance_commit(self) -> None:
         """Commits what a majority has on disk."""
@@ -223,7 +258,7 @@ class Leader:
 
     def _begin_reads(self) -> None:
         raft = self._raft
-        if not self._new_reads or raft.commit < self._first_index:
+        if not self._new_reads or not self.is_settled:
             return  # until then it may not know all that is committed (§8)
         self._round += 1
         self._reads += [(self._round, context, raft.commit) for context in self._new_reads]
@@ -254,4 +289,4 @@ class Leader:
             del self.progress[gone]
             self._installing_ms.pop(gone, None)
         for new in sorted(members - self.progress.keys()):
-            self.progress[new] = Progress(raft.terms.last + 1)
+            self.progress[new] = Progress(raft.terms.last)  # with something to send, so that it answers

@@ -71,7 +71,10 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
 
 
 class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
+    """`commit` is what the sender knows to be committed: less than it was told means that it must compare its log."""
+
     round: int = 0
+    commit: int = 0
 
 
 class Snapshot(Message, frozen=True, tag="snapshot"):
@@ -87,7 +90,11 @@ class TimeoutNow(Message, frozen=True, tag="timeout_now"):
     """The leader hands over: stand for election at once."""
 
 
-AnyMessage = Vote | VoteReply | Append | AppendReply | Heartbeat | HeartbeatReply | Snapshot | TimeoutNow
+class Join(Message, frozen=True, tag="join"):
+    """A replica that its group does not have yet asks to be taken in. For the driver; the core does not know it."""
+
+
+AnyMessage = Vote | VoteReply | Append | AppendReply | Heartbeat | HeartbeatReply | Snapshot | TimeoutNow | Join
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

@@ -1,0 +1,424 @@
+"""A group of pure replicas in a bad world, from one seed: loss, delay, doubling, reordering, cuts, crashes, full disks.
+
+    python -m tests.raft.chaos 0 1000        runs the seeds from 0 to 999
+    python -m tests.raft.chaos 17            runs one seed and prints all that happened
+
+After every event the ledger (ledger.py) checks what Raft promises. At the end the world is healed, and the group must
+have a leader, catch up, go quiet, wake and get over the loss of its leader, each in bounded time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from quiver.config import RaftSettings
+from quiver.errors import InvalidRequestError, NotLeaderError
+from quiver.raft import AnyMessage, Membership
+from tests.raft.kit import Disk
+from tests.raft.ledger import Ledger, Violation, WatchedNode
+
+SETTINGS = RaftSettings(append_bytes_max=4, appends_in_flight_max=3)
+TROUBLE_MS = 12_000
+HEAL_MS = 30_000
+VOTERS_MAX = 5
+TRACE_LINES = 80
+
+
+class Chaos:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        self.now_ms = 0
+        self.trace: list[str] = []
+        self.events = 0
+        self.ledger = Ledger()
+        self.nodes: dict[int, WatchedNode] = {}
+        self.crashed: dict[int, Disk] = {}
+        self.lives: dict[int, int] = {}  # how often a replica was started
+        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = 0
+        self._links: dict[tuple[int, int], int] = {}  # (a, b) -> life of b that a is connected to, 0 when not
+        self._cuts: set[tuple[int, int]] = set()
+        self._flushing: dict[int, int] = {}
+        self._paused: dict[int, int] = {}  # replica -> until when it does nothing
+        self._rates: dict[int, float] = {}  # of the replicas' clocks
+        self._values = 0
+        self._ids = self.rng.choice((1, 3, 3, 3, 5))
+        self._loss = self.rng.choice((0.0, 0.02, 0.1))
+        self._doubling = self.rng.choice((0.0, 0.05))
+        self._late = self.rng.choice((0.0, 0.05, 0.3))
+        self._busy = self.rng.choice((0.05, 0.3, 1.0))  # how often clients ask
+        self._healing = False
+        first = Membership(tuple(range(1, self._ids + 1)))
+        for replica in first.voters:
+            self._start(replica, Disk(base=first))
+
+    # -- the run -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self._after(0, self._ask)
+        self._after(500, self._hurt)
+        self._after(50, self._watch_links)
+        while self.now_ms < TROUBLE_MS:
+            self._one_event()
+        self._heal()
+        self._until(self._is_whole, "no leader with all members caught up")
+        self._until(self._is_quiet, "not quiet")
+        self._propose(self._leader())
+        self._until(self._is_whole, "a proposal to a quiet group did not get to all members")
+        self._until(self._is_quiet, "not quiet a second time")
+        leader = self._leader()
+        self._crash(leader.me)
+        if len(leader.raft.membership.voters) > 2:
+            self._until(lambda: any(node.raft.leader for node in self._members()), "the lost leader was not replaced")
+        self._restart(leader.me)
+        self._until(self._is_whole, "the lost leader did not catch up")
+
+    def _until(self, is_reached: Callable[[], bool], complaint: str) -> None:
+        until_ms = self.now_ms + HEAL_MS
+        while not is_reached():
+            if self.now_ms > until_ms:
+                raise Violation(f"{complaint}; {self._summary()}")
+            self._one_event()
+
+    def _one_event(self) -> None:
+        self.now_ms, _, action, arguments = heapq.heappop(self._heap)
+        self.events += 1
+        action(*arguments)
+
+    def _after(self, delay_ms: int, action: Callable[..., None], *arguments: Any) -> None:
+        self._number += 1
+        heapq.heappush(self._heap, (self.now_ms + delay_ms, self._number, action, arguments))
+
+    def say(self, text: str) -> None:
+        self.trace.append(f"{self.now_ms:6} {text}")
+        if len(self.trace) > 1000 and self.seed >= 0:
+            del self.trace[:500]
+
+    def _pump(self, node: WatchedNode) -> None:
+        """Does what the core says, and checks."""
+        if node.me not in self.nodes or self.nodes[node.me] is not node:
+            return
+        while (ready := node.ready()) is not None:
+            for context, index in ready.reads:
+                self.ledger.check_read(context, index)
+            for message in ready.messages:
+                self._send(message)
+        for line in self.ledger.check(node, self._disk_of):
+            self.say(line)
+        if node.me not in self._flushing and node.clean < len(node.entries):
+            self._flushing[node.me] = node.truncations
+            slow = self.rng.random() < 0.1
+            self._after(self.rng.randint(1, 300 if slow else 8), self._flushed, node, node.last, node.truncations)
+
+    def _disk_of(self, replica: int) -> Disk | None:
+        return self.nodes[replica].disk if replica in self.nodes else self.crashed.get(replica)
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+
+    def _start(self, replica: int, disk: Disk) -> None:
+        self.lives[replica] = self.lives.get(replica, 0) + 1
+        self._rates.setdefault(replica, self.rng.choice((1.0, 1.0, 0.9, 1.1)))
+        node = WatchedNode(replica, SETTINGS, disk, self._clock_of(replica), self.rng.getrandbits(20))
+        node.ledger = self.ledger
+        self.nodes[replica] = node
+        self._flushing.pop(replica, None)
+        self._after(self.rng.randint(1, 50), self._tick, node)
+        self._pump(node)
+
+    def _clock_of(self, replica: int) -> int:
+        return int(self.now_ms * self._rates[replica])
+
+    def _is_paused(self, replica: int, action: Callable[..., None], *arguments: Any) -> bool:
+        """True: it will happen later."""
+        until_ms = self._paused.get(replica, 0)
+        if until_ms <= self.now_ms:
+            return False
+        self._after(until_ms - self.now_ms, action, *arguments)
+        return True
+
+    def _tick(self, node: WatchedNode) -> None:
+        if self.nodes.get(node.me) is not node or self._is_paused(node.me, self._tick, node):
+            return
+        if not node.raft.quiet:
+            node.raft.tick(self._clock_of(node.me), self.rng.getrandbits(20))
+            self._pump(node)
+        self._after(self.rng.randint(20, 40), self._tick, node)
+
+    def _flushed(self, node: WatchedNode, last: int, truncations: int) -> None:
+        if self.nodes.get(node.me) is not node or self._is_paused(node.me, self._flushed, node, last, truncations):
+            return
+        del self._flushing[node.me]
+        if node.truncations == truncations and last > node.start:
+            node.sync(last)
+        self._pump(node)
+
+    def _crash(self, replica: int) -> None:
+        node = self.nodes.pop(replica)
+        if self.rng.random() < 0.5:  # a truncation may have reached the disk, or not
+            del node.disk.entries[node.clean :]
+        known = min(node.raft.commit, node.disk.last)
+        node.disk.commit = self.rng.randint(min(node.disk.commit, known), known)
+        self.crashed[replica] = node.disk
+        self.say(f"{replica} crashes with {node.disk.last} on disk")
+        for link in [link for link in self._links if link[0] == replica]:
+            del self._links[link]
+
+    def _restart(self, replica: int) -> None:
+        self.say(f"{replica} restarts")
+        self._start(replica, self.crashed.pop(replica))
+
+    # -- network -------------------------------------------------------------------------------------------------
+
+    def _send(self, message: AnyMessage) -> None:
+        if self._healing:
+            self._after(self.rng.randint(1, 5), self._deliver, message)
+            return
+        if (message.sender, message.to) in self._cuts or self.rng.random() < self._loss:
+            return
+        for _ in range(1 + (self.rng.random() < self._doubling)):
+            late = self.rng.random() < self._late
+            self._after(self.rng.randint(1, 800 if late else 10), self._deliver, message)
+
+    def _deliver(self, message: AnyMessage) -> None:
+        node = self.nodes.get(message.to)
+        if node is None or (message.sender, message.to) in self._cuts:
+            return
+        if self._is_paused(node.me, self._deliver, message):
+            return
+        self.say(f"> {message}")
+        node.raft.step(message, self._clock_of(node.me))
+        self._pump(node)
+
+    def _watch_links(self) -> None:
+        """Who can reach whom changes; the cores are told."""
+        for a, node in list(self.nodes.items()):
+            for b in self.lives:
+                cut = (a, b) in self._cuts or (b, a) in self._cuts
+                life = self.lives[b] if b in self.nodes and not cut else 0
+                known = self._links.get((a, b))
+                if a == b or known == life:
+                    continue
+                if known != 0:
+                    node.raft.peer_down(b)
+                if life != 0:
+                    node.raft.peer_up(b)
+                self._links[a, b] = life
+                self._pump(node)
+        self._after(self.rng.randint(10, 200), self._watch_links)
+
+    # -- clients -------------------------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        if self._healing:
+            return
+        for node in list(self.nodes.values()):
+            if node.raft.leader is not None and self.rng.random() < self._busy:
+                for _ in range(self.rng.randint(1, 6)):
+                    self._propose(node)
+            if node.raft.leader is not None and self.rng.random() < self._busy:
+                self._values += 1
+                node.raft.read(f"r{self._values}")
+                self.ledger.reads[f"r{self._values}"] = len(self.ledger.committed)
+                self._pump(node)
+        idle = self.rng.random() < 0.02  # long enough to go quiet
+        self._after(3000 if idle else self.rng.randint(10, 100), self._ask)
+
+    def _propose(self, node: WatchedNode) -> None:
+        self._values += 1
+        try:
+            node.propose(f"v{self._values}")
+        except NotLeaderError:
+            return
+        self._pump(node)
+
+    # -- trouble -------------------------------------------------------------------------------------------------
+
+    def _hurt(self) -> None:
+        if self._healing:
+            return
+        trouble = self.rng.choice(
+            (
+                self._hurt_crash,
+                self._hurt_crash,
+                self._hurt_restart,
+                self._hurt_restart,
+                self._hurt_cut,
+                self._hurt_mend,
+                self._hurt_full,
+                self._hurt_trim,
+                self._hurt_transfer,
+                self._hurt_membership,
+                self._hurt_membership,
+                self._hurt_fitness,
+                self._hurt_pause,
+            )
+        )
+        trouble()
+        self._after(self.rng.randint(20, 1000), self._hurt)
+
+    def _hurt_crash(self) -> None:
+        """One replica, sometimes all; now and then because its disk failed."""
+        victims = (
+            list(self.nodes) if self.rng.random() < 0.1 else [self.rng.choice([*self.nodes])] if self.nodes else []
+        )
+        for victim in victims:
+            if self.rng.random() < 0.2:
+                self.nodes[victim].raft.fail()
+                self._pump(self.nodes[victim])
+            self._crash(victim)
+
+    def _hurt_restart(self) -> None:
+        for replica in list(self.crashed):
+            if self.rng.random() < 0.7:
+                self._restart(replica)
+
+    def _hurt_cut(self) -> None:
+        """One replica from some others, in one direction or both."""
+        victim = self.rng.choice([*self.lives])
+        for other in self.lives:
+            if other != victim and self.rng.random() < 0.7:
+                self._cuts |= {(victim, other), (other, victim)} if self.rng.random() < 0.7 else {(victim, other)}
+        self.say(f"cut {sorted(self._cuts)}")
+
+    def _hurt_mend(self) -> None:
+        self._cuts.clear()
+
+    def _hurt_full(self) -> None:
+        for node in list(self.nodes.values()):
+            if node.clean < len(node.entries) and self.rng.random() < 0.5:
+                self.say(f"{node.me} has a full disk, {node.start + node.clean} stay")
+                node.full()
+                self._pump(node)
+
+    def _hurt_trim(self) -> None:
+        for node in self.nodes.values():
+            end = min(node.raft.commit, node.start + node.clean)
+            if end > node.start and self.rng.random() < 0.7:
+                node.trim(self.rng.randint(node.start + 1, end))
+                self.say(f"{node.me} trims to {node.start}")
+                self._pump(node)
+
+    def _hurt_transfer(self) -> None:
+        for node in list(self.nodes.values()):
+            if node.raft.leader is not None:
+                to = self.rng.choice(node.raft.membership.voters)
+                self.say(f"{node.me} hands over to {to}")
+                node.raft.transfer(to)
+                self._pump(node)
+
+    def _hurt_membership(self) -> None:
+        for node in list(self.nodes.values()):
+            if node.raft.leader is None:
+                continue
+            old = node.raft.membership
+            choice = self.rng.random()
+            if old.learners and choice < 0.5:
+                new = old.with_voter(self.rng.choice(old.learners))
+            elif len(old.members) < VOTERS_MAX and choice < 0.7:
+                new = old.with_learner(self._ids + 1)
+            else:
+                new = old.without(self.rng.choice(old.members))
+            try:
+                node.propose_membership(new)
+            except (InvalidRequestError, NotLeaderError):
+                continue
+            self.say(f"{node.me} proposes {new}")
+            self._pump(node)
+            if self._ids + 1 in new.members:
+                self._ids += 1
+                self._start(self._ids, Disk())
+        gone = set(self.lives) - self.ledger.needed()
+        for replica in gone if self.rng.random() < 0.5 else ():
+            if replica in self.nodes:
+                self._crash(replica)
+            if self.crashed.pop(replica, None):
+                self.say(f"{replica} is thrown away")
+                del self.lives[replica]
+
+    def _hurt_pause(self) -> None:
+        if self.nodes:
+            victim = self.rng.choice([*self.nodes])
+            self._paused[victim] = self.now_ms + self.rng.randint(100, 2000)
+            self.say(f"{victim} is paused until {self._paused[victim]}")
+
+    def _hurt_fitness(self) -> None:
+        for node in self.nodes.values():
+            node.raft.may_lead = self.rng.random() < 0.8
+            node.raft.may_vote = self.rng.random() < 0.9
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        self.say("all is healed")
+        self._healing = True
+        self._cuts.clear()
+        self._paused.clear()
+        for replica in list(self.crashed):
+            self._restart(replica)
+        for node in self.nodes.values():
+            node.raft.may_lead = node.raft.may_vote = True
+
+    def _leader(self) -> WatchedNode:
+        return max((node for node in self.nodes.values() if node.raft.leader is not None), key=lambda n: n.raft.term)
+
+    def _members(self) -> list[WatchedNode]:
+        members = self.ledger.membership().members
+        return [node for replica, node in self.nodes.items() if replica in members]
+
+    def _is_whole(self) -> bool:
+        members = self._members()
+        leaders = [node for node in members if node.raft.leader is not None]
+        if len(leaders) != 1:
+            return False
+        last = leaders[0].last
+        return all(node.last == node.raft.commit == last == node.start + node.clean for node in members)
+
+    def _is_quiet(self) -> bool:
+        """A learner may have missed the last heartbeat: it fears nothing and asks nobody."""
+        voters = self.ledger.membership().voters
+        return self._is_whole() and all(node.raft.quiet for node in self._members() if node.me in voters)
+
+    def _summary(self) -> str:
+        return "; ".join(
+            f"{node.me} {node.raft.role.value} t{node.raft.term} last {node.last} commit {node.raft.commit}"
+            f"{' quiet' if node.raft.quiet else ''} of {node.raft.membership.voters}+{node.raft.membership.learners}"
+            for node in self.nodes.values()
+        )
+
+
+def run_seed(seed: int) -> Chaos:
+    """Raises Violation; its text names the seed and says what happened before."""
+    chaos = Chaos(seed)
+    try:
+        chaos.run()
+    except Exception as error:
+        tail = "\n".join(chaos.trace[-TRACE_LINES:])
+        raise Violation(f"seed {seed} at {chaos.now_ms} ms: {error!r}\n{tail}") from error
+    return chaos
+
+
+def main() -> int:
+    numbers = [int(text) for text in sys.argv[1:]]
+    failed = 0
+    events = 0
+    for seed in range(*numbers) if len(numbers) == 2 else numbers:
+        try:
+            chaos = run_seed(seed)
+        except Violation as error:
+            failed += 1
+            print(str(error) if len(numbers) == 1 else str(error).splitlines()[0])
+        else:
+            events += chaos.events
+            if len(numbers) == 1:
+                print("\n".join(chaos.trace))
+    print(f"{failed} failed, {events} events in those that passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
