@@ -7,11 +7,13 @@ that no topic names are left-overs of a crash and are removed.
 from __future__ import annotations
 
 import logging
+import secrets
 import uuid
 from typing import Final
 
 import msgspec
 
+from quiver.broker.group import broker_of, replica_id
 from quiver.errors import CorruptLogError, InvalidRequestError, TopicExistsError, UnknownTopicError
 from quiver.log.disk import Disk, write_atomically
 
@@ -21,13 +23,29 @@ _FILE: Final = "catalog.json"
 
 
 class CatalogTopic(msgspec.Struct, frozen=True):
+    """`voters` are the replicas of each partition when it was made; `replicas` says which replica of it is ours.
+
+    Both are empty on a node that is a cluster of its own: it has every partition, and nobody else has.
+    """
+
     name: str
     partitions: list[str]  # the uid of each partition, by number
+    voters: list[list[int]] = []
+    replicas: dict[str, int] = {}
+
+    def hosted(self) -> list[int]:
+        """The partitions that this broker has."""
+        return [n for n, uid in enumerate(self.partitions) if not self.voters or uid in self.replicas]
 
 
 class _Content(msgspec.Struct):
     cluster_id: str
     topics: dict[str, CatalogTopic]
+    disk_id: int = 0
+
+
+def _new_disk_id() -> int:
+    return secrets.randbelow(2**32 - 1) + 1
 
 
 class Catalog:
@@ -46,7 +64,7 @@ class Catalog:
             # The catalog is written before the first of them. Without it they would all be taken for left-overs.
             raise CorruptLogError.at(self._path, 0, "the catalog is missing, but there are partitions")
         else:
-            self._content = _Content(uuid.uuid4().hex, {})
+            self._content = _Content(uuid.uuid4().hex, {}, _new_disk_id())
             self._save(self._content.topics)
 
     @property
@@ -54,10 +72,23 @@ class Catalog:
         return self._content.cluster_id
 
     @property
+    def disk_id(self) -> int:
+        """Drawn when this directory was made: whoever has another has lost what this one had."""
+        return self._content.disk_id
+
+    def adopt_cluster(self, cluster_id: str) -> None:
+        """From now on this broker belongs to that cluster."""
+        if cluster_id != self._content.cluster_id:
+            self._content.cluster_id = cluster_id
+            self._save(self.topics)
+
+    @property
     def topics(self) -> dict[str, CatalogTopic]:
         return self._content.topics
 
-    def new_topic(self, name: str, partitions: int, uids: list[str]) -> CatalogTopic:
+    def new_topic(
+        self, name: str, partitions: int, uids: list[str], voters: list[list[int]], broker: int
+    ) -> CatalogTopic:
         """A topic with the given directories' names, or fresh ones; it does not exist before `add`."""
         if name in self.topics:
             raise TopicExistsError(f"topic {name} already exists")
@@ -65,7 +96,16 @@ class Catalog:
         if len(set(uids)) < len(uids) or not used.isdisjoint(uids):
             # Two owners would destroy each other's log.
             raise InvalidRequestError(f"topic {name} cannot use the directories of other partitions")
-        return CatalogTopic(name, uids or [uuid.uuid4().hex for _ in range(partitions)])
+        uids = uids or [uuid.uuid4().hex for _ in range(partitions)]
+        me = replica_id(broker, self.disk_id)
+        held = zip(uids, voters, strict=False)
+        return CatalogTopic(name, uids, voters, {uid: me for uid, found in held if broker in map(broker_of, found)})
+
+    def renew_replica(self, topic: CatalogTopic, uid: str, broker: int) -> CatalogTopic:
+        """The directory of that partition is lost: what comes in its place is another replica."""
+        renewed = msgspec.structs.replace(topic, replicas={**topic.replicas, uid: replica_id(broker, _new_disk_id())})
+        self._save({**self.topics, topic.name: renewed})
+        return renewed
 
     def add(self, topic: CatalogTopic) -> None:
         """Its directories are there already."""
@@ -83,7 +123,7 @@ class Catalog:
 
     def remove_leftovers(self) -> None:
         """Blocking. A directory that cannot be removed now is tried again at the next deletion and the next start."""
-        known = {uid for topic in self.topics.values() for uid in topic.partitions}
+        known = {topic.partitions[number] for topic in self.topics.values() for number in topic.hosted()}
         for uid in self._disk.list(self._partitions):
             if uid not in known:
                 try:
@@ -94,6 +134,6 @@ class Catalog:
                     logger.info("leftover_removed uid=%s", uid)
 
     def _save(self, topics: dict[str, CatalogTopic]) -> None:
-        content = _Content(self._content.cluster_id, topics)
+        content = _Content(self._content.cluster_id, topics, self._content.disk_id)
         write_atomically(self._disk, self._path, msgspec.json.format(msgspec.json.encode(content), indent=1))
         self._content = content

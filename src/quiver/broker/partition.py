@@ -7,41 +7,47 @@ entry is committed. A retry that finds its batch in the tail waits for that comm
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from quiver.broker.partition_state import OFFSET_UNKNOWN, POSITIONS_MAX, PartitionState, Trim
+from quiver.broker.group import describe
+from quiver.broker.log_reader import LogReader
+from quiver.broker.partition_state import POSITIONS_MAX, PartitionState, Trim
+from quiver.broker.raft_replica import RaftReplica
+from quiver.broker.seat import RaftSetup
+from quiver.broker.tail import Signal, Tail
 from quiver.clock import Clock
 from quiver.errors import (
-    ConflictError,
-    CorruptLogError,
+    DiskFullError,
     LogFailedError,
+    NotLeaderError,
     OffsetOutOfRangeError,
     OverloadedError,
     QuiverError,
     ShuttingDownError,
 )
+from quiver.log.checkpoint import Checkpoint
 from quiver.log.disk import Disk
 from quiver.log.flusher import FlushPolicy
 from quiver.log.partition_log import PartitionLog
 from quiver.log.replica import SoloReplica
-from quiver.log.segment import read_chunk
 from quiver.types import PartitionStatus
 from quiver.wire.frame import FLAG_UNSEQUENCED, Entry, FrameHeader, Kind
 from quiver.wire.messages import Position, ProduceReply
 
 logger = logging.getLogger("quiver.broker")
 
-T = TypeVar("T")
-
 # Requests that may wait for the owner; beyond it a produce is refused as overloaded and may be retried.
 INBOX_MAX = 10_000
+# A replica that stops gives another so long to take the lead, and its own last entries so long to be committed.
+_HAND_OVER_S = 1.0
+_SETTLE_S = 1.0  # how long one wait for a commit lasts before it looks again
 
 
 class Partition:
@@ -55,33 +61,43 @@ class Partition:
         readers: Executor,
         clock: Clock,
         policy: FlushPolicy | None = None,
+        raft: RaftSetup | None = None,
     ) -> None:
         self.topic = topic
         self.number = number
-        self._disk = disk
         self._log = log
         self._writers = writers
-        self._readers = readers
         self._clock = clock
         self._wake = asyncio.Event()
-        self._replica = SoloReplica(log, writers, clock, self._wake.set, policy)
-        self._state = PartitionState(log.checkpoint)
+        self._reader = LogReader(f"{topic}-{number}", log, disk, readers)
+        self._tail = Tail(PartitionState(log.checkpoint))
         self._inbox: deque[tuple[Callable[[], None], asyncio.Future[Any]]] = deque()
-        # Appended and not committed: header, what `apply` needs of the payload, and who waits for it.
-        self._tail: deque[tuple[FrameHeader, Any, list[tuple[asyncio.Future[Any], Any]]]] = deque()
         self._new_positions: list[tuple[Position, asyncio.Future[Any]]] = []
-        self._commit_waiters: set[asyncio.Future[bool]] = set()
+        self._committed = Signal()
         self._checkpointing: asyncio.Task[None] | None = None
         self._stopping = False
+        self._abandoned = False  # stop without waiting for commits
         self._full = False
-        self._damage: CorruptLogError | None = None
         self._task: asyncio.Task[None] | None = None
-        for _, header, payload in log.scan(log.checkpoint.index + 1):
-            self._state.apply(header, payload)
+        self.raft: RaftReplica | None = None
+        if raft is not None:
+            log.trim_prefix(
+                log.checkpoint.start.index + 1
+            )  # a trim that a crash cut short: its term is known only then
+            self.raft = RaftReplica(raft, log, disk, writers, readers, clock, self._wake.set, self, policy)
+        else:
+            for _, header, payload in log.scan(log.checkpoint.index + 1):
+                self._state.apply(header, payload)
+        self._replica = self.raft or SoloReplica(log, writers, clock, self._wake.set, policy)
         self._trim()
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"owner {self.topic}-{self.number}")
+        self._wake.set()  # a new group's first election waits for its owner
+
+    @property
+    def _state(self) -> PartitionState:
+        return self._tail.state
 
     # -- requests, from any task of this loop --------------------------------------------------------------------
 
@@ -100,19 +116,14 @@ class Partition:
 
     async def find_batch(self, producer_id: int, epoch: int, sequence: int) -> int:
         """The first offset of a stored batch that is no longer remembered, read from the log; -1 when it is gone."""
-        return await self._in_reader(lambda: partial(self._find_batch, producer_id, epoch, sequence))
-
-    def _find_batch(self, producer_id: int, epoch: int, sequence: int) -> int:
-        for _, header, _ in self._log.scan(self._log.first_index):
-            found = (header.producer_id, header.producer_epoch, header.sequence) == (producer_id, epoch, sequence)
-            if found and not header.flags & FLAG_UNSEQUENCED:
-                return header.base_offset
-        return OFFSET_UNKNOWN
+        return await self._reader.find_batch(producer_id, epoch, sequence)
 
     def client_count(self, client: int) -> int:
         return self._state.client_counts.get(client, 0)
 
     async def apply_retention(self) -> None:
+        if self.raft is not None and not self.raft.leads:
+            return  # the leader's trim comes as an entry
         await self._ask(self._admit_retention)
 
     def position(self, consumer: str) -> int | None:
@@ -129,81 +140,75 @@ class Partition:
     async def read(self, offset: int, bytes_max: int) -> memoryview:
         """Committed frames from `offset` on; empty at the end of the log."""
 
-        def prepare() -> Callable[[], memoryview]:
+        def prepare() -> tuple[int, int]:
             self.check_offset(offset)
-            if offset == self.high_watermark:
-                return lambda: memoryview(b"")
-            spans = self._log.spans_for_offset(offset)
-            return partial(read_chunk, self._disk, spans, offset, self._replica.commit_end, bytes_max)
+            return offset, self._replica.commit_end
 
-        return await self._in_reader(prepare)
-
-    async def _in_reader(self, prepare: Callable[[], Callable[[], T]]) -> T:
-        """Prepares here and reads in a thread; again, when a trim took the file meanwhile."""
-        while True:
-            first_index = self._log.first_index
-            try:
-                return await asyncio.get_running_loop().run_in_executor(self._readers, prepare())
-            except CorruptLogError as error:
-                self._damage = error
-                raise
-            except OSError as error:
-                if self._stopping:
-                    raise ShuttingDownError(f"{self.topic}-{self.number} is stopping") from error
-                if isinstance(error, FileNotFoundError) and self._log.first_index > first_index:
-                    continue
-                if isinstance(error, FileNotFoundError):
-                    self._damage = CorruptLogError.at(str(error.filename), 0, "the file is missing")
-                    raise self._damage from error
-                raise LogFailedError(f"{self.topic}-{self.number} cannot be read: {error}") from error
+        if offset == self.high_watermark:
+            return memoryview(b"")
+        return await self._reader.read(prepare, bytes_max)
 
     def check_offset(self, offset: int) -> None:
+        if self.raft is not None and (offset > self.high_watermark or self._is_catching_up):
+            self.raft.check_leads()  # another may have more than this replica knows of
         if not self.start_offset <= offset <= self.high_watermark:
             raise OffsetOutOfRangeError.of(self.topic, self.number, offset, self.start_offset, self.high_watermark)
 
+    @property
+    def _is_catching_up(self) -> bool:
+        """True while the log lacks entries that the state already counts."""
+        return self._log.next_index <= self._state.applied_index
+
+    async def confirm(self) -> None:
+        """Returns when this replica is known to lead and has applied all that was committed at the call."""
+        if self.raft is None:
+            return
+        while self.raft.is_settling:
+            await self.until_commit(_SETTLE_S)
+        index = await self.raft.read()
+        while self._state.applied_index < index:
+            await self.until_commit(_SETTLE_S)
+
     async def offset_at(self, timestamp: int) -> int:
         """First offset of the batch with the first record at or after that time, or the high watermark."""
-        end = self._replica.commit_end
-        header = await self._in_reader(lambda: partial(self._log.find_timestamp, timestamp, end))
+        header = await self._reader.find_timestamp(timestamp, self._replica.commit_end)
         return self.high_watermark if header is None else max(header.base_offset, self.start_offset)
 
     async def until_commit(self, timeout_s: float) -> bool:
         """Waits for something new to be committed; False when that took too long."""
         if self._stopping:
             raise ShuttingDownError("the broker is stopping")
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(timeout_s, _settle, waiter, False)
-        self._commit_waiters.add(waiter)
-        try:
-            return await waiter
-        finally:
-            timer.cancel()
-            self._commit_waiters.discard(waiter)
+        return await self._committed.wait(timeout_s)
 
     def status(self) -> PartitionStatus:
-        problem: QuiverError | None = self._log.failure or self._damage
-        state = "failed" if self._log.failure else "corrupt" if self._damage else "full" if self._full else "online"
-        return PartitionStatus(
-            self.topic,
-            self.number,
-            state,
-            self.start_offset,
-            self.high_watermark,
-            self._log.size_bytes,
-            self._log.segment_count,
-            problem.message if problem else "",
-        )
+        damage, log = self._reader.damage, self._log
+        problem: QuiverError | None = log.failure or damage
+        state = "failed" if log.failure else "corrupt" if damage else "full" if self._full else "online"
+        detail = problem.message if problem else ""
+        bounds = (self.start_offset, self.high_watermark, log.size_bytes, log.segment_count)
+        status = PartitionStatus(self.topic, self.number, state, *bounds, detail)
+        return status if self.raft is None else describe(status, self.raft.raft)
+
+    async def hand_over(self) -> None:
+        """Lets another replica lead, if one can; returns when that has happened or has taken too long."""
+        if self.raft is None or not self.raft.leads:
+            return
+        self.raft.transfer()
+        with contextlib.suppress(TimeoutError, ShuttingDownError):
+            async with asyncio.timeout(_HAND_OVER_S):
+                await self.raft.until_follower()
 
     async def stop(self) -> None:
         """Finishes what is admitted, check-points, and refuses the rest."""
-        self._stopping = True
+        self._stopping = self._reader.is_closing = True
         self._wake.set()
         if self._task is not None:
-            await self._task
-        for waiter in self._commit_waiters:
-            if not waiter.done():
-                waiter.set_exception(ShuttingDownError("the broker is stopping"))
+            await asyncio.wait([self._task], timeout=None if self.raft is None else _HAND_OVER_S)
+            if not self._task.done():  # it leads without a majority: what it has is not going to be committed
+                self._abandoned = True
+                self._wake.set()
+                await self._task
+        self._committed.end(ShuttingDownError("the broker is stopping"))
         if self._checkpointing is not None:
             await asyncio.wait([self._checkpointing])
         if self._log.failure is None and self._state.applied_index > self._log.checkpoint.index:
@@ -217,6 +222,8 @@ class Partition:
             raise ShuttingDownError("the broker is stopping")
         if len(self._inbox) >= INBOX_MAX:
             raise OverloadedError(f"{self.topic}-{self.number} has {INBOX_MAX} requests waiting")
+        if self.raft is not None and not self.raft.is_settling:
+            self.raft.check_leads()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._inbox.append((lambda: admit(future), future))
         self._wake.set()
@@ -229,10 +236,12 @@ class Partition:
             await self._own()
         except Exception as error:
             # A bug, not a disk: stop this partition where it is rather than guess.
+            if self.raft is not None:
+                self.raft.raft.fail()
             logger.exception("owner_failed partition=%s-%d", self.topic, self.number)
             self._log.failure = LogFailedError(f"{self.topic}-{self.number} stopped by an internal error: {error}")
             self._stopping = True
-            self._fail_tail(self._log.failure)
+            self.entries_removed(0, self._log.failure)
             for _, future in self._inbox:
                 if not future.done():
                     future.set_exception(self._log.failure)
@@ -244,19 +253,34 @@ class Partition:
             self._take_inbox()
             error = self._replica.step()
             if error is not None:
-                self._fail_tail(error)
+                self._disk_refused(error)
             self._commit()
-            if self._stopping and not self._inbox and not self._tail:
+            if self._is_finished():
                 await self._replica.close()
                 return
+            if self._inbox and not self._must_wait():
+                self._wake.set()
             if self._log.checkpoint_due and self._checkpointing is None and self._log.failure is None:
                 self._checkpointing = asyncio.get_running_loop().create_task(self._checkpoint())
 
+    def _is_finished(self) -> bool:
+        if not self._stopping or self._inbox:
+            return False
+        return self._abandoned or not self._tail or (self.raft is not None and not self.raft.leads)
+
+    def _must_wait(self) -> bool:
+        """A leader that does not know yet what is committed cannot judge what is asked of it."""
+        return self.raft is not None and self.raft.is_settling and not self._stopping
+
     def _take_inbox(self) -> None:
+        if self._must_wait():
+            return
         while self._inbox:
             admit, future = self._inbox[0]
             if not future.done():  # else the asker is gone
                 try:
+                    if self.raft is not None:
+                        self.raft.check_leads()
                     admit()
                 except QuiverError as error:
                     future.set_exception(error)
@@ -269,13 +293,13 @@ class Partition:
         stored = self._state.judge(sequenced, entry.producer_epoch, entry.sequence, entry.record_count)
         if stored is None:
             header = self._propose(entry)
-            self._tail[-1][2].append((future, ProduceReply(header.base_offset)))
+            self._tail.wait_for_last([(future, ProduceReply(header.base_offset))])
             return
         reply = ProduceReply(stored.base_offset, duplicate=True)
         if stored.index <= self._state.applied_index:
             future.set_result(reply)
         else:
-            self._tail[stored.index - self._tail[0][0].index][2].append((future, reply))
+            self._tail.wait_for(stored.index, future, reply)
 
     def _admit_position(self, position: Position, future: asyncio.Future[Any]) -> None:
         if position.offset > self.high_watermark:
@@ -296,7 +320,7 @@ class Partition:
             for _, future in asked:
                 future.set_exception(error)
             return
-        self._tail[-1][2].extend((future, position) for position, future in asked)
+        self._tail.wait_for_last([(future, position) for position, future in asked])
 
     def _admit_retention(self, future: asyncio.Future[Any]) -> None:
         try:
@@ -308,55 +332,57 @@ class Partition:
             future.set_result(None)
             return
         self._propose(Entry.control(Kind.TRIM, msgspec.msgpack.encode(Trim(*plan))))
-        self._tail[-1][2].append((future, None))
+        self._tail.wait_for_last([(future, None)])
 
     def _propose(self, entry: Entry) -> FrameHeader:
         header = self._replica.propose(entry)
-        self._state.extend(header)
-        self._tail.append((header, None if header.kind == Kind.DATA else entry.payload, []))
+        self.entry_appended(header, entry.payload)
         return header
 
     def _commit(self) -> None:
-        end = self._replica.commit_end
-        if not self._tail or self._tail[0][0].index >= end:
+        committed = self._tail.commit(self._replica.commit_end)
+        if not committed:
             return
         self._full = False
-        while self._tail and self._tail[0][0].index < end:
-            header, payload, waiters = self._tail[0]
-            refused = self._state.apply(header, payload)
-            self._tail.popleft()  # not before: whoever waits for an entry must be found when this fails
-            for place in refused:
-                future, position = waiters[place]
-                if not future.done():
-                    future.set_exception(self._conflict(position))
-            for future, reply in waiters:
-                _settle(future, reply)
+        for header in committed:
             if header.kind == Kind.TRIM:
                 logger.info("trimmed partition=%s-%d start=%d", self.topic, self.number, self._state.start_offset)
                 self._log.request_checkpoint()
-        waiting, self._commit_waiters = self._commit_waiters, set()
-        for waiter in waiting:
-            _settle(waiter, True)
+        self._committed.give()
 
-    def _conflict(self, position: Position) -> ConflictError:
-        current = self._state.positions.get(position.consumer)
-        return ConflictError(f"the position is {current}, not {position.expected}", current=current)
-
-    def _fail_tail(self, error: QuiverError) -> None:
-        """The disk refused the tail: nothing of it was acknowledged, everyone who waits is told."""
+    def _disk_refused(self, error: DiskFullError | LogFailedError) -> None:
+        """Nothing of what it refused was acknowledged; everyone who waits is told."""
         self._full = not isinstance(error, LogFailedError)
         logger.error("append_failed partition=%s-%d error=%r", self.topic, self.number, error.message)
-        self._state.roll_back()
-        tail, self._tail = self._tail, deque()
-        for _, _, waiters in tail:
-            for future, _ in waiters:
-                if not future.done():
-                    future.set_exception(error)
+        if self.raft is None:
+            self.entries_removed(0, error)
+
+    # -- what the replica tells ----------------------------------------------------------------------------------
+
+    def entry_appended(self, header: FrameHeader, payload: Any) -> None:
+        self._tail.append(header, payload)
+
+    def entries_removed(self, first: int, error: Exception) -> None:
+        self._tail.remove(first, error)
+
+    def leadership_lost(self) -> None:
+        """What is in the tail may still be committed by another; who waits must ask there."""
+        assert self.raft is not None
+        logger.info("leadership_lost partition=%s-%d", self.topic, self.number)
+        self._tail.send_away(NotLeaderError("another broker took the lead", leader=self.raft.leader))
+
+    def log_replaced(self, checkpoint: Checkpoint) -> None:
+        self._tail.replace(PartitionState(checkpoint))
+
+    # -- check-points --------------------------------------------------------------------------------------------
 
     async def _checkpoint(self) -> None:
         """Writes the committed state beside the log, then removes what it makes unnecessary."""
         try:
-            job = self._log.begin_checkpoint(self._state.image())
+            image = self._state.image()
+            if self.raft is not None:
+                image = self.raft.completed(image, self._state.trim_index)
+            job = self._log.begin_checkpoint(image)
             await asyncio.get_running_loop().run_in_executor(self._writers, job.run)
             self._log.finish_checkpoint(job)
             self._trim()
@@ -367,9 +393,8 @@ class Partition:
             self._checkpointing = None
 
     def _trim(self) -> None:
-        self._log.trim_prefix(min(self._state.trim_index, self._log.checkpoint.index + 1))
-
-
-def _settle(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():
-        future.set_result(result)
+        if self.raft is None:
+            self._log.trim_prefix(min(self._state.trim_index, self._log.checkpoint.index + 1))
+        else:
+            self._log.trim_prefix(self._log.checkpoint.start.index + 1)
+            self.raft.trimmed()

@@ -118,9 +118,13 @@ class PartitionState:
         if header.producer_id and not header.flags & FLAG_UNSEQUENCED:
             self._tail.setdefault(header.producer_id, deque()).append((header.producer_epoch, _batch_of(header)))
 
-    def roll_back(self) -> None:
-        """The uncommitted entries are gone from the log."""
-        self._tail.clear()
+    def roll_back(self, first: int = 0) -> None:
+        """The uncommitted entries from that index on are gone from the log."""
+        for producer_id, batches in list(self._tail.items()):
+            while batches and batches[-1][1].index >= first:
+                batches.pop()
+            if not batches:
+                del self._tail[producer_id]
 
     # -- what is committed ---------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -16,26 +16,21 @@ import msgspec
 from crc32c import crc32c
 from msgspec import Struct
 
-from quiver.broker.catalog import Catalog, CatalogTopic
+from quiver.broker.hosting import Hosting, Unusable
 from quiver.broker.partition import Partition
 from quiver.broker.partition_state import OFFSET_UNKNOWN
 from quiver.clock import Clock, SystemClock
 from quiver.config import BrokerSettings, check_listen_address
 from quiver.errors import (
     CorruptLogError,
-    DiskFullError,
     InvalidBatchError,
     InvalidRequestError,
-    LogFailedError,
     MessageTooLargeError,
-    QuiverError,
     ShuttingDownError,
-    UnknownPartitionError,
     UnknownTopicError,
 )
 from quiver.log.disk import Disk, SystemDisk
-from quiver.log.flusher import FlushPolicy
-from quiver.log.partition_log import PartitionLog
+from quiver.net.peers import Peers
 from quiver.net.server import Flow, Reply, Server
 from quiver.types import NodeInfo, PartitionInfo, PartitionStatus, TopicInfo, check_topic_name
 from quiver.wire.batch_check import check_batch
@@ -69,7 +64,6 @@ from quiver.wire.messages import (
 logger = logging.getLogger("quiver.broker")
 
 Handle = Callable[[Any, memoryview, Flow], Awaitable[Reply]]
-Unusable = CorruptLogError | LogFailedError  # why a partition could not be opened
 
 _WRITER_THREADS: Final = 16
 _READER_THREADS: Final = 4
@@ -87,20 +81,17 @@ class Broker:
         disk: Disk | None = None,
         clock: Clock | None = None,
         others: Mapping[type[Struct], Handle] | None = None,
+        peers: Peers | None = None,
     ) -> None:
         check_listen_address(settings.host, settings.insecure)
         self._settings = settings
         self._disk: Disk = disk or SystemDisk()
         self._clock: Clock = clock or SystemClock()
-        self._policy = FlushPolicy(self._clock)
-        self._directory = f"{settings.data_dir}/broker-{settings.node_id}"
-        self._partitions: dict[str, list[Partition | Unusable]] = {}
+        self._peers = peers
         self._writers = ThreadPoolExecutor(_WRITER_THREADS, "quiver-write")
         self._readers = ThreadPoolExecutor(_READER_THREADS, "quiver-read")
+        self._hosting = Hosting(settings, self._disk, self._clock, self._writers, self._readers, peers)
         self._reading = asyncio.Semaphore(_READER_THREADS)
-        self._catalog_lock = asyncio.Lock()
-        self._changes: set[asyncio.Task[None]] = set()
-        self._retention: asyncio.Task[None] | None = None
         self._stopping = False
         self._server: Server | None = None
         self.address = ""
@@ -122,20 +113,18 @@ class Broker:
 
     async def start(self) -> None:
         """Recovers every partition, then listens. A damaged partition is reported and does not stop the others."""
-        self._catalog = Catalog(self._disk, self._directory)
-        self._catalog.remove_leftovers()
-        for topic in self._catalog.topics.values():
-            self._partitions[topic.name] = [self._recover(topic, number) for number in range(len(topic.partitions))]
+        self._hosting.start()
         settings = self._settings
         hello = HelloReply(
             PROTOCOL_VERSION,
             settings.node_id,
-            self._catalog.cluster_id,
+            self._hosting.catalog.cluster_id,
             settings.message_bytes_max,
             settings.batch_bytes_max,
             settings.net.frames_in_flight_max,
         )
-        server = Server(settings.net, hello, self._handle, {KIND_OF[Produce]: self._produce_quickly})
+        quick = {KIND_OF[Produce]: self._produce_quickly}
+        server = Server(settings.net, hello, self._handle, quick, self._peers)
         try:
             port = await server.start(settings.host, settings.port)
         except OSError:
@@ -143,53 +132,20 @@ class Broker:
             raise
         self._server = server
         self.address = f"[{settings.host}]:{port}" if ":" in settings.host else f"{settings.host}:{port}"
-        self._retention = asyncio.get_running_loop().create_task(self._keep_retention())
-        topics = len(self._partitions)
+        topics = len(self._hosting.partitions)
         logger.info("broker_started node=%d address=%s topics=%d", settings.node_id, self.address, topics)
 
     async def stop(self) -> None:
         """Answers what is under way, puts everything on disk, closes."""
         self._stopping = True
-        if self._retention is not None:
-            self._retention.cancel()
-        async with self._catalog_lock:  # a topic that is being made or deleted is finished first
-            await asyncio.gather(*(partition.stop() for partition in self._usable()))
+        await self._hosting.stop()
+        if self._peers is not None:
+            await self._peers.close()
         if self._server is not None:
             await self._server.stop(_DRAIN_S)
         self._writers.shutdown()
         self._readers.shutdown()
         logger.info("broker_stopped node=%d", self._settings.node_id)
-
-    def _open(self, topic: CatalogTopic, number: int) -> Partition:
-        directory = self._catalog.directory_of(topic.partitions[number])
-        log = PartitionLog(self._disk, directory, self._settings.log)
-        if log.cut_bytes:
-            logger.info("torn_tail_cut partition=%s-%d bytes=%d", topic.name, number, log.cut_bytes)
-        return Partition(topic.name, number, log, self._disk, self._writers, self._readers, self._clock, self._policy)
-
-    def _recover(self, topic: CatalogTopic, number: int) -> Partition | Unusable:
-        try:
-            partition = self._open(topic, number)
-        except CorruptLogError as error:
-            logger.error("partition_corrupt partition=%s-%d error=%r", topic.name, number, error.message)
-            return error
-        except OSError as error:
-            logger.error("partition_failed partition=%s-%d error=%r", topic.name, number, str(error))
-            return LogFailedError(f"{topic.name}-{number} cannot be opened: {error}")
-        partition.start()
-        return partition
-
-    def _usable(self) -> list[Partition]:
-        return [p for found in self._partitions.values() for p in found if isinstance(p, Partition)]
-
-    async def _keep_retention(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.retention_check_s)
-            for partition in self._usable():
-                try:
-                    await partition.apply_retention()
-                except QuiverError as error:  # this partition's trouble; the others still need it
-                    logger.warning("retention_failed topic=%s error=%r", partition.topic, error.message)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -210,94 +166,54 @@ class Broker:
 
     @property
     def cluster_id(self) -> str:
-        return self._catalog.cluster_id
+        return self._hosting.catalog.cluster_id
 
-    def _partition(self, topic: str, number: int) -> Partition:
-        found = self._partitions.get(topic)
-        if found is None:
-            raise UnknownTopicError(f"topic {check_topic_name(topic)} does not exist", topic=topic)
-        if number >= len(found):
-            raise UnknownPartitionError(
-                f"topic {topic} has partitions 0 to {len(found) - 1}, not {number}", topic=topic, partition=number
-            )
-        partition = found[number]
-        if not isinstance(partition, Partition):
-            # Without the old traceback: each raise would make it longer, and it holds every request's payload.
-            raise partition.with_traceback(None)
-        return partition
+    def join_cluster(self, cluster_id: str) -> None:
+        """What a manager said of where this broker belongs."""
+        self._hosting.catalog.adopt_cluster(cluster_id)
+
+    @property
+    def disk_id(self) -> int:
+        return self._hosting.catalog.disk_id
+
+    def leaders(self) -> dict[tuple[str, int], int]:
+        """(topic, partition) -> broker, of the partitions it has and whose leader it knows."""
+        found = [p for p in self._hosting.usable() if p.raft is not None and p.raft.leader]
+        return {(p.topic, p.number): p.raft.leader for p in found if p.raft is not None}
 
     async def _get_metadata(self, request: GetMetadata, payload: memoryview, flow: Flow) -> Reply:
         await flow.until_writable()
-        names = self._partitions if request.topics is None else dict.fromkeys(request.topics)
-        topics = [self._topic_info(name) for name in names if name in self._partitions]
+        names = self._hosting.partitions if request.topics is None else dict.fromkeys(request.topics)
+        topics = [self._topic_info(name) for name in names if name in self._hosting.partitions]
         nodes = [NodeInfo(self._settings.node_id, self.address)]
-        return MetadataReply(self._catalog.cluster_id, nodes, topics), ()
+        return MetadataReply(self._hosting.catalog.cluster_id, nodes, topics), ()
 
     def _topic_info(self, name: str) -> TopicInfo:
         me = self._settings.node_id
-        return TopicInfo(name, tuple(PartitionInfo(number, me, (me,)) for number in range(len(self._partitions[name]))))
+        return TopicInfo(name, tuple(PartitionInfo(number, me, (me,)) for number in self._hosting.partitions[name]))
 
     async def _create_topic(self, request: CreateTopic, payload: memoryview, flow: Flow) -> Reply:
         check_topic_name(request.name)
         if request.uids and len(request.uids) != request.partitions:
             raise InvalidRequestError(f"{len(request.uids)} uids for {request.partitions} partitions")
-        await self._finish(self._make_topic(request))
+        if request.voters and len(request.voters) != request.partitions:
+            raise InvalidRequestError(f"{len(request.voters)} groups of voters for {request.partitions} partitions")
+        await self._hosting.create(request)
         return Done(), ()
-
-    async def _make_topic(self, request: CreateTopic) -> None:
-        async with self._catalog_lock:
-            topic = self._catalog.new_topic(request.name, request.partitions, request.uids)
-            try:
-                # In a thread: thousands of directories take seconds, and the others are served meanwhile.
-                partitions = await asyncio.get_running_loop().run_in_executor(self._writers, self._store_topic, topic)
-            except OSError as error:
-                raise DiskFullError(f"topic {topic.name} cannot be stored: {error}") from error
-            for partition in partitions:
-                partition.start()
-            self._partitions[topic.name] = [*partitions]
-        logger.info("topic_created topic=%s partitions=%d", topic.name, len(topic.partitions))
-
-    def _store_topic(self, topic: CatalogTopic) -> list[Partition]:
-        try:
-            partitions = [self._open(topic, number) for number in range(len(topic.partitions))]
-            self._catalog.add(topic)
-        except OSError:
-            self._catalog.remove_leftovers()
-            raise
-        return partitions
-
-    async def _finish(self, change: Coroutine[Any, Any, None]) -> None:
-        """Waits for a change that goes on when the asker does not: half a deletion would leave owners and files."""
-        task = asyncio.get_running_loop().create_task(change)
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        await asyncio.shield(task)
 
     async def _delete_topic(self, request: DeleteTopic, payload: memoryview, flow: Flow) -> Reply:
         check_topic_name(request.name)
-        await self._finish(self._drop_topic(request.name))
+        await self._hosting.delete(request.name)
         return Done(), ()
-
-    async def _drop_topic(self, name: str) -> None:
-        async with self._catalog_lock:
-            try:
-                self._catalog.remove(name)
-            except OSError as error:
-                raise DiskFullError(f"the deletion of {name} cannot be stored: {error}") from error
-            for partition in self._partitions.pop(name):
-                if isinstance(partition, Partition):
-                    await partition.stop()
-            await asyncio.get_running_loop().run_in_executor(self._writers, self._catalog.remove_leftovers)
-        logger.info("topic_deleted topic=%s", name)
 
     def _produce_quickly(self, request: Produce, payload: memoryview) -> asyncio.Future[Any] | None:
         """The future reply, without a task for it; None where more than the partition's answer is needed."""
         if self._stopping or request.flags & FLAG_CLIENT:
             return None
-        return self._partition(request.topic, request.partition).submit(self._entry(request, payload))
+        return self._hosting.partition(request.topic, request.partition).submit(self._entry(request, payload))
 
     async def _produce(self, request: Produce, payload: memoryview, flow: Flow) -> Reply:
-        partition = self._partition(request.topic, request.partition)
+        partition = self._hosting.partition(request.topic, request.partition)
         entry = self._entry(request, payload)
         reply = await partition.produce(entry)
         if reply.base_offset == OFFSET_UNKNOWN and request.flags & FLAG_CLIENT:
@@ -332,7 +248,7 @@ class Broker:
         )
 
     async def _fetch(self, request: Fetch, payload: memoryview, flow: Flow) -> Reply:
-        partition = self._partition(request.topic, request.partition)
+        partition = self._hosting.partition(request.topic, request.partition)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(request.wait_ms, self._settings.fetch_wait_ms_max) / 1000
         bytes_max = min(request.bytes_max, self._settings.fetch_bytes_max)
@@ -360,7 +276,8 @@ class Broker:
                     return await partition.read(offset, bytes_max)
 
     async def _list_offset(self, request: ListOffset, payload: memoryview, flow: Flow) -> Reply:
-        partition = self._partition(request.topic, request.partition)
+        partition = self._hosting.partition(request.topic, request.partition)
+        await partition.confirm()
         if request.timestamp == OFFSET_EARLIEST:
             return ListOffsetReply(partition.start_offset), ()
         if request.timestamp == OFFSET_LATEST:
@@ -368,31 +285,33 @@ class Broker:
         return ListOffsetReply(await partition.offset_at(request.timestamp)), ()
 
     async def _commit_position(self, request: CommitPosition, payload: memoryview, flow: Flow) -> Reply:
-        partition = self._partition(request.topic, request.partition)
+        partition = self._hosting.partition(request.topic, request.partition)
         return PositionReply(await partition.commit_position(request.position)), ()
 
     async def _get_position(self, request: GetPosition, payload: memoryview, flow: Flow) -> Reply:
-        partition = self._partition(request.topic, request.partition)
+        partition = self._hosting.partition(request.topic, request.partition)
+        await partition.confirm()
         position = partition.position(request.consumer)
         return PositionReply(position, partition.start_offset, partition.high_watermark), ()
 
     async def _count_client(self, request: CountClient, payload: memoryview, flow: Flow) -> Reply:
-        return CountReply(sum(partition.client_count(request.client) for partition in self._usable())), ()
+        led = [found for found in self._hosting.usable() if found.raft is None or found.raft.leads]
+        return CountReply(sum(partition.client_count(request.client) for partition in led)), ()
 
     async def _get_status(self, request: GetStatus, payload: memoryview, flow: Flow) -> Reply:
-        if request.topic is not None and request.topic not in self._partitions:
+        if request.topic is not None and request.topic not in self._hosting.partitions:
             raise UnknownTopicError(f"topic {check_topic_name(request.topic)} does not exist")
         await flow.until_writable()
-        names = self._partitions if request.topic is None else [request.topic]
-        found = [
-            msgspec.structs.replace(partition.status(), uid=uid)
-            if isinstance(partition, Partition)
-            else PartitionStatus(name, number, _state_of(partition), 0, 0, 0, 0, partition.message, uid)
-            for name in names
-            for number, (partition, uid) in enumerate(
-                zip(self._partitions[name], self._catalog.topics[name].partitions, strict=True)
-            )
-        ]
+        names = self._hosting.partitions if request.topic is None else [request.topic]
+        found = []
+        for name in names:
+            uids = self._hosting.catalog.topics[name].partitions
+            for number, partition in self._hosting.partitions[name].items():
+                if isinstance(partition, Partition):
+                    found.append(msgspec.structs.replace(partition.status(), uid=uids[number]))
+                else:
+                    state, why = _state_of(partition), partition.message
+                    found.append(PartitionStatus(name, number, state, 0, 0, 0, 0, why, uids[number]))
         return StatusReply(found), ()
 
 

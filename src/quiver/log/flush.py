@@ -73,7 +73,7 @@ class FlushJob:
                 if write.sealed_index is not None:
                     self._write_index(write)
             # Not synced: a lower mark after a power cut is still true, and a SIGKILL keeps it.
-            self.mark.write(self.end.next_index, 0, sync=False)
+            self.mark.write(self.end.next_index, self.mark.values[1], sync=False)
         except OSError as error:
             if error.errno not in _FULL_ERRNOS:
                 raise

@@ -55,6 +55,14 @@ class SparseIndex:
     def _position(self, entry: int) -> int:
         return self.positions[entry] if entry >= 0 else 0
 
+    def last_within(self, index: int, bytes_max: int) -> int | None:
+        """A known index after `index` with about `bytes_max` between the two; None: the end is nearer."""
+        at = bisect_right(self.indexes, index)
+        if at >= len(self.indexes):
+            return None
+        beyond = bisect_right(self.positions, self.position_of_index(index) + bytes_max, at)
+        return None if beyond >= len(self.positions) else self.indexes[max(at, beyond - 1)]
+
     def truncate(self, position: int) -> None:
         """Forgets frames from that position on. The highest timestamp stays: too high costs time, never a record."""
         count = bisect_left(self.positions, position)

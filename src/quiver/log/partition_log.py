@@ -15,11 +15,12 @@ from typing import Final
 
 from quiver.config import LogSettings
 from quiver.errors import DiskFullError, LogFailedError
-from quiver.log.checkpoint import Checkpoint
+from quiver.log.checkpoint import Checkpoint, LogStart
 from quiver.log.disk import Buffer, Disk
 from quiver.log.flush import CheckpointJob, FlushJob, LogEnd, SegmentWrite, SpaceError
 from quiver.log.index import SparseIndex
-from quiver.log.recovery import STATE_FILE, recover
+from quiver.log.recovery import STATE_FILE, install_files, recover
+from quiver.log.retention import expired_segments
 from quiver.log.segment import Segment, Span, index_path, read_chunk, scan_frames, segment_path
 from quiver.wire.frame import Bytes, Entry, FrameHeader, encode_header, padding, stamp
 
@@ -44,6 +45,7 @@ class PartitionLog:
         self._synced_index = self.next_index
         self._roll_asked = False
         self._checkpoint_due_bytes = 0
+        self.cuts = 0  # how often entries at the end were removed from files: a reader may have met that
         self.failure: LogFailedError | None = None
 
     # -- what it holds -------------------------------------------------------------------------------------------
@@ -97,12 +99,15 @@ class PartitionLog:
 
     def append(self, term: int, entry: Entry, now_s: float) -> FrameHeader:
         """Gives the entry the next index and offset. It is in memory until flushed."""
-        header = stamp(entry, self.next_index, term, self.next_offset)
-        self.append_frame(header, entry.payload, now_s)
-        return header
+        return self.append_entry(term, entry, now_s)[0]
 
-    def append_frame(self, header: FrameHeader, payload: Bytes, now_s: float) -> None:
-        """Appends a frame that a leader stamped."""
+    def append_entry(self, term: int, entry: Entry, now_s: float) -> tuple[FrameHeader, list[Buffer]]:
+        """The same; returns also the frame's bytes, in parts."""
+        header = stamp(entry, self.next_index, term, self.next_offset)
+        return header, self.append_frame(header, entry.payload, now_s)
+
+    def append_frame(self, header: FrameHeader, payload: Bytes, now_s: float) -> list[Buffer]:
+        """Appends a frame that a leader stamped; returns its bytes, in parts."""
         if self.failure is not None:
             raise self.failure
         if header.index != self.next_index or header.base_offset != self.next_offset:
@@ -116,14 +121,14 @@ class PartitionLog:
             segment.opened_at_s = now_s
         if not self._pending or self._pending[-1].segment is not segment:
             self._pending.append(SegmentWrite(segment, segment.size_bytes))
-        buffers: list[Buffer] = self._pending[-1].buffers
-        buffers.append(encode_header(header))
-        buffers.append(payload)
+        frame: list[Buffer] = [encode_header(header), payload]
         if pad := padding(header.payload_length):
-            buffers.append(pad)
+            frame.append(pad)
+        self._pending[-1].buffers += frame
         segment.add(header)
         self.last_term = header.term
         self._checkpoint_due_bytes += header.frame_length
+        return frame
 
     def _must_roll(self, frame_bytes: int, now_s: float) -> bool:
         segment = self._active
@@ -169,9 +174,10 @@ class PartitionLog:
         self._rewind(job)
         if isinstance(error, SpaceError):
             raise DiskFullError(f"no space for {self._directory}: {error}") from error
-        raise self._stop(error) from error
+        raise self.stop(error) from error
 
-    def _stop(self, error: Exception) -> LogFailedError:
+    def stop(self, error: BaseException) -> LogFailedError:
+        """Ends all appending: what this error means for the files is not known."""
         self.failure = LogFailedError(f"the log in {self._directory} stopped: {error}; nothing was acknowledged")
         return self.failure
 
@@ -188,14 +194,13 @@ class PartitionLog:
 
     def flush(self) -> None:
         """Begin, run and finish in one call, for callers without a thread."""
-        if (job := self.begin_flush()) is None:
-            return
-        error: Exception | None = None
-        try:
-            job.run()
-        except (OSError, SpaceError) as caught:
-            error = caught
-        self.finish_flush(job, error)
+        if (job := self.begin_flush()) is not None:
+            try:
+                job.run()
+            except (OSError, SpaceError) as error:
+                self.finish_flush(job, error)
+            else:
+                self.finish_flush(job, None)
 
     # -- read ----------------------------------------------------------------------------------------------------
 
@@ -224,6 +229,13 @@ class PartitionLog:
             index = segments[0].load_index(self._disk, self._settings.index_interval_bytes)
             spans[0] = spans[0]._replace(position=locate(index))
         return spans
+
+    def fit(self, first: int, bytes_max: int) -> int:
+        """About the last index so that the stored entries from `first` on are `bytes_max` long; `first` at least."""
+        segment = self._segments[self._find(lambda s: s.next_index > first)]
+        index = segment.load_index(self._disk, self._settings.index_interval_bytes)
+        last = index.last_within(first, bytes_max)
+        return max(first, min(segment.next_index if last is None else last, self._synced_index) - 1)
 
     def read(self, offset: int, bytes_max: int, index_end: int | None = None) -> memoryview:
         """Whole frames from the one that holds `offset`; blocking. See `read_chunk`."""
@@ -278,11 +290,12 @@ class PartitionLog:
         if end is None:
             end = LogEnd(index, segment.base_offset, self._term_before(segment))
         segment.load_index(self._disk, self._settings.index_interval_bytes).truncate(position)
+        self.cuts += 1
         try:
             self._cut_files(keep, position, index)
         except OSError as error:
             # Files and memory differ now; only recovery can tell what is there.
-            raise self._stop(error) from error
+            raise self.stop(error) from error
         segment.size_bytes = segment.synced_bytes = position
         segment.next_index, segment.next_offset, self.last_term = end
         self._pending, self._pending_start, self._synced_index = [], end, index
@@ -290,7 +303,7 @@ class PartitionLog:
     def _cut_files(self, keep: int, position: int, index: int) -> None:
         """Newest first, so that a crash in the middle leaves a shorter log and never one with a hole."""
         # Lowered first: a mark above the end would make the next recovery see damage.
-        self._mark.write(index, 0, sync=True)
+        self._mark.write(index, self._mark.values[1], sync=True)
         while len(self._segments) - 1 > keep:
             self._remove_files(self._segments.pop())
             self._disk.sync_directory(self._directory)
@@ -334,25 +347,19 @@ class PartitionLog:
 
         An active segment that is past its time is sealed by the next append, so that an idle topic empties too.
         """
-        oldest_us = None if self._settings.retention_ms is None else now_us - self._settings.retention_ms * 1000
-        limit = self._settings.retention_bytes
-        excess = 0 if limit is None else self.size_bytes - limit
-        first: Segment | None = None
-        for segment in self._segments:
-            if segment.size_bytes == 0 or (segment is self._active and segment.base_offset == segment.next_offset):
-                break  # trimming entries without records would only make another
-            newest_us = segment.load_index(self._disk, self._settings.index_interval_bytes).timestamp_max
-            expired = oldest_us is not None and newest_us < oldest_us
-            surplus = excess >= segment.size_bytes and segment is not self._active
-            if not expired and not surplus:
-                break
-            excess -= segment.size_bytes
-            first = segment
-        if first is None:
+        expired = expired_segments(self._disk, self._segments, self._settings, now_us)
+        if not expired:
             return None
-        if first is self._active:
+        if expired[-1] is self._active:
             self._roll_asked = True
-        return first.next_index, first.next_offset
+        return expired[-1].next_index, expired[-1].next_offset
+
+    def plan_trim(self, index: int, term_at: Callable[[int], int | None]) -> LogStart:
+        """Where the log will begin after `trim_prefix(index)`; `term_at` knows the terms of its entries."""
+        start = next((s for s in self._segments if s.next_index > index), self._active)
+        if self.checkpoint.start.index == start.first_index - 1:
+            return self.checkpoint.start
+        return LogStart(start.first_index - 1, term_at(start.first_index - 1) or 0, start.base_offset)
 
     # -- check-point ---------------------------------------------------------------------------------------------
 
@@ -374,3 +381,20 @@ class PartitionLog:
     def finish_checkpoint(self, job: CheckpointJob) -> None:
         """Call after `job.run()` returned: from now on entries up to that point may be trimmed."""
         self.checkpoint = job.checkpoint
+
+    def install(self, checkpoint: Checkpoint) -> None:
+        """Forgets all entries and begins after `checkpoint.start`; blocking, and only while no flush is under way."""
+        assert self._job is None
+        if self.failure is not None:
+            raise self.failure
+        self.cuts += 1
+        try:
+            install_files(self._disk, self._directory, self._mark, checkpoint)
+        except OSError as error:
+            raise self.stop(error) from error
+        first, base_offset = checkpoint.start.index + 1, checkpoint.start.next_offset
+        index = SparseIndex(self._settings.index_interval_bytes)
+        self._segments = [Segment(segment_path(self._directory, first), first, base_offset, index)]
+        self.checkpoint = checkpoint
+        self.last_term = checkpoint.start.term
+        self._pending, self._pending_start, self._synced_index = [], self._end(), first

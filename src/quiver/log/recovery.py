@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 from quiver.config import LogSettings
 from quiver.errors import CorruptLogError
-from quiver.log.checkpoint import Checkpoint, read_checkpoint
-from quiver.log.disk import Disk, File
+from quiver.log.checkpoint import Checkpoint, encode_checkpoint, read_checkpoint
+from quiver.log.disk import Disk, File, write_atomically
 from quiver.log.index import SparseIndex
 from quiver.log.segment import SUFFIX, Segment, index_path, read_index, rebuild_index, scan_frames, segment_path
 from quiver.log.slots import TwoSlots
@@ -43,7 +43,9 @@ def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
     firsts = sorted(int(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX))
     mark = TwoSlots(disk, f"{directory}/{MARK_FILE}")
     checkpoint = _checkpoint(disk, directory, firsts)
-    start = checkpoint.index + 1
+    if mark.values[1] != checkpoint.generation:
+        firsts = _finish_install(disk, directory, mark, checkpoint)
+    start = checkpoint.start.index + 1 if checkpoint.catching_up else checkpoint.index + 1
     # A check-point stands for entries that were synced, also when a power cut took the mark back.
     synced_index = max(mark.values[0], start)
     if firsts and firsts[0] > start:
@@ -52,8 +54,8 @@ def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
         if synced_index > start:
             raise CorruptLogError.at(segment_path(directory, start), 0, "the segment file is missing")
         index = SparseIndex(settings.index_interval_bytes)
-        segment = Segment(segment_path(directory, start), start, checkpoint.next_offset, index)
-        return Recovered(checkpoint, [segment], mark, checkpoint.term, 0)
+        segment = Segment(segment_path(directory, start), start, _next_offset(checkpoint), index)
+        return Recovered(checkpoint, [segment], mark, _term_before(checkpoint), 0)
     segments: list[Segment] = []
     for first, following in itertools.pairwise(firsts):
         segment = _open_sealed(disk, segment_path(directory, first), first, settings)
@@ -67,11 +69,11 @@ def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
     )
     segments.append(last)
     if last_term is None:
-        last_term = _term_at_end(disk, segments[-2], settings) if len(segments) > 1 else checkpoint.term
+        last_term = _term_at_end(disk, segments[-2], settings) if len(segments) > 1 else _term_before(checkpoint)
     assert last.file is not None
     last.file.datasync()
     disk.sync_directory(directory)
-    mark.write(last.next_index, 0, sync=False)
+    mark.write(last.next_index, checkpoint.generation, sync=False)
     return Recovered(checkpoint, segments, mark, last_term, cut_bytes)
 
 
@@ -168,7 +170,43 @@ def _first_base_offset(disk: Disk, path: str, checkpoint: Checkpoint) -> int:
     try:
         return decode_header(disk.open(path).pread(HEADER_BYTES, 0)).base_offset
     except FrameError:
-        return checkpoint.next_offset
+        return _next_offset(checkpoint)
+
+
+def _next_offset(checkpoint: Checkpoint) -> int:
+    """Of an empty log."""
+    return checkpoint.start.next_offset if checkpoint.catching_up else checkpoint.next_offset
+
+
+def _term_before(checkpoint: Checkpoint) -> int:
+    """The last term of an empty log."""
+    return checkpoint.start.term if checkpoint.catching_up else checkpoint.term
+
+
+def install_files(disk: Disk, directory: str, mark: TwoSlots, checkpoint: Checkpoint) -> None:
+    """Replaces the whole log by a snapshot. Whenever it is cut short, the log is the old one or the new one.
+
+    The check-point names a generation that the sync mark does not have yet: as long as they differ, the segments are
+    those of the old log.
+    """
+    # From here on a missing mark is damage and not an installation that was cut short.
+    mark.write(*mark.values, sync=True)
+    disk.sync_directory(directory)
+    mark.found = True
+    write_atomically(disk, f"{directory}/{STATE_FILE}", encode_checkpoint(checkpoint))
+    _finish_install(disk, directory, mark, checkpoint)
+
+
+def _finish_install(disk: Disk, directory: str, mark: TwoSlots, checkpoint: Checkpoint) -> list[int]:
+    if not mark.found or mark.values[1] + 1 != checkpoint.generation:
+        # Not a step of an installation: what the files are is not known, and they are not deleted on a guess.
+        raise CorruptLogError.at(f"{directory}/{MARK_FILE}", 0, "the sync mark is of another log than the check-point")
+    for name in disk.list(directory):
+        if name.endswith((SUFFIX, ".idx")):
+            disk.remove(f"{directory}/{name}")
+    disk.sync_directory(directory)
+    mark.write(checkpoint.start.index + 1, checkpoint.generation, sync=True)
+    return []
 
 
 def _term_at_end(disk: Disk, segment: Segment, settings: LogSettings) -> int:

@@ -22,7 +22,7 @@ _SLOT_SPACING: Final = 512  # one sector each: a torn write of one cannot touch 
 class TwoSlots:
     """Two integers, written alternately to either slot of one file."""
 
-    __slots__ = ("_file", "_version", "damaged", "values")
+    __slots__ = ("_file", "_version", "damaged", "found", "values")
 
     def __init__(self, disk: Disk, path: str) -> None:
         existed = disk.exists(path)
@@ -38,6 +38,7 @@ class TwoSlots:
                     valid += 1
                     if version > self._version:
                         self._version, self.values = version, (first, second)
+        self.found = valid > 0
         # A slot that was never written is empty or zeros; a file with bytes but no valid slot has lost its value.
         self.damaged = existed and valid == 0 and any(raw)
 

@@ -1,0 +1,119 @@
+"""Gives messages to peers what travels with them: the frames of an append, the check-point of a snapshot.
+
+Rule: recent frames come from memory, older ones are read in a thread; what cannot be read any more is not sent, and the
+receiver asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from quiver.broker.frame_cache import Buffer, FrameCache
+from quiver.broker.group import broker_of, decode_membership
+from quiver.errors import CorruptLogError
+from quiver.log.checkpoint import LogStart, encode_checkpoint
+from quiver.log.disk import Disk
+from quiver.log.partition_log import PartitionLog
+from quiver.log.segment import read_entries
+from quiver.raft import AnyMessage, Append, Snapshot
+from quiver.wire.frame import FrameHeader, Kind, walk_frames
+
+logger = logging.getLogger("quiver.broker")
+
+
+class Transport(Protocol):
+    def send(self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Buffer] = ()) -> bool:
+        """Hands a message over, or drops it."""
+        ...
+
+
+class AppendSender:
+    def __init__(
+        self,
+        uid: str,
+        log: PartitionLog,
+        disk: Disk,
+        readers: Executor,
+        transport: Transport,
+        on_damage: Callable[[CorruptLogError], None],
+    ) -> None:
+        self._uid = uid
+        self._log = log
+        self._disk = disk
+        self._readers = readers
+        self._transport = transport
+        self._on_damage = on_damage
+        self._reading: set[asyncio.Task[None]] = set()
+        self.cache = FrameCache(log.next_index)
+
+    def fit(self, first: int, bytes_max: int) -> int:
+        """See `Raft`."""
+        cached = self.cache.fit(first, bytes_max)
+        if cached is not None:
+            return cached
+        return max(first, min(self._log.fit(first, bytes_max), self.cache.first - 1))
+
+    def send(self, message: AnyMessage) -> None:
+        if isinstance(message, Append) and message.last > message.prev_index:
+            frames = self.cache.get(message.prev_index + 1, message.last)
+            if frames is None:
+                self._read_and_send(message)
+                return
+            self._put(message, frames)
+        elif isinstance(message, Snapshot):
+            start = LogStart(message.index, message.index_term, self._log.base_offset)
+            self._put(message, [encode_checkpoint(self._log.checkpoint._replace(start=start))])
+        else:
+            self._put(message)
+
+    def _put(self, message: AnyMessage, frames: Sequence[Buffer] = ()) -> None:
+        self._transport.send(broker_of(message.to), self._uid, message, frames)
+
+    def _read_and_send(self, message: Append) -> None:
+        task = asyncio.get_running_loop().create_task(self._read(message))
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    async def _read(self, message: Append) -> None:
+        first = message.prev_index + 1
+        spans = self._log.spans_for_index(first)
+        read = partial(read_entries, self._disk, spans, first, message.last)
+        try:
+            frames = await asyncio.get_running_loop().run_in_executor(self._readers, read)
+        except CorruptLogError as error:
+            self._on_damage(error)
+        except OSError as error:  # trimmed or truncated meanwhile, or a disk that the next write will find
+            logger.warning("append_not_read uid=%s first=%d error=%r", self._uid, first, str(error))
+        else:
+            if len(frames) == message.last - message.prev_index:
+                self._put(message, frames)
+
+    async def close(self) -> None:
+        for task in self._reading:
+            task.cancel()
+        await asyncio.gather(*self._reading, return_exceptions=True)
+
+
+def with_entries(message: Append, frames: memoryview) -> Append:
+    """The message with its frames, checked, as (header, payload) pairs. Raises FrameError or ValueError."""
+    entries: list[tuple[FrameHeader, memoryview]] = []
+    terms: list[tuple[int, int]] = []
+    memberships = []
+    for _, header, payload in walk_frames(frames):
+        if header.index != message.prev_index + 1 + len(entries):
+            raise ValueError(f"found entry {header.index}, not {message.prev_index + 1 + len(entries)}")
+        if not terms or terms[-1][1] != header.term:
+            terms.append((header.index, header.term))
+        if header.kind == Kind.MEMBERSHIP:
+            memberships.append((header.index, decode_membership(payload)))
+        entries.append((header, payload))
+    if message.prev_index + len(entries) != message.last:
+        raise ValueError(f"{len(entries)} entries after {message.prev_index}, not up to {message.last}")
+    return msgspec.structs.replace(message, terms=tuple(terms), memberships=tuple(memberships), body=entries)

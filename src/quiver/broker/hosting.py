@@ -1,0 +1,227 @@
+"""The partitions this broker has: opened, made, deleted, driven.
+
+Rule: one change of topics at a time, and a change that has begun is finished, whoever asked for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from concurrent.futures import Executor
+from typing import Any, Final
+
+from quiver.broker.catalog import Catalog, CatalogTopic
+from quiver.broker.partition import Partition
+from quiver.broker.seat import RaftSetup, Seat
+from quiver.clock import Clock
+from quiver.config import BrokerSettings
+from quiver.errors import (
+    CorruptLogError,
+    DiskFullError,
+    LogFailedError,
+    NotLeaderError,
+    QuiverError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
+from quiver.log.disk import Disk
+from quiver.log.flusher import FlushPolicy
+from quiver.log.partition_log import PartitionLog
+from quiver.net.peers import Peers
+from quiver.raft import AnyMessage
+from quiver.types import check_topic_name
+from quiver.wire.messages import CreateTopic
+
+logger = logging.getLogger("quiver.broker")
+
+Unusable = CorruptLogError | LogFailedError  # why a partition could not be opened
+
+_TICK_S: Final = 0.02
+
+
+class Hosting:
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        disk: Disk,
+        clock: Clock,
+        writers: Executor,
+        readers: Executor,
+        peers: Peers | None,
+    ) -> None:
+        self._settings = settings
+        self._disk = disk
+        self._clock = clock
+        self._writers = writers
+        self._readers = readers
+        self._peers = peers
+        self._policy = FlushPolicy(clock)
+        self._lock = asyncio.Lock()
+        self._changes: set[asyncio.Task[None]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._by_uid: dict[str, Partition] = {}
+        self.catalog = Catalog(disk, f"{settings.data_dir}/broker-{settings.node_id}")
+        self.partitions: dict[str, dict[int, Partition | Unusable]] = {}
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Recovers every partition. A damaged one is reported and does not stop the others."""
+        self.catalog.remove_leftovers()
+        for topic in list(self.catalog.topics.values()):
+            self.partitions[topic.name] = {number: self._recover(topic, number) for number in topic.hosted()}
+        loop = asyncio.get_running_loop()
+        self._tasks.append(loop.create_task(self._keep_retention()))
+        if self._peers is not None:
+            self._peers.on_message = self._receive
+            self._peers.on_link = self._link_changed
+            self._tasks.append(loop.create_task(self._keep_ticking()))
+
+    async def stop(self) -> None:
+        async with self._lock:  # a topic that is being made or deleted is finished first
+            await asyncio.gather(*(partition.hand_over() for partition in self.usable()))
+            await asyncio.gather(*(partition.stop() for partition in self.usable()))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _open(self, topic: CatalogTopic, number: int) -> Partition:
+        uid = topic.partitions[number]
+        directory = self.catalog.directory_of(uid)
+        log = PartitionLog(self._disk, directory, self._settings.log)
+        if log.cut_bytes:
+            logger.info("torn_tail_cut partition=%s-%d bytes=%d", topic.name, number, log.cut_bytes)
+        setup: RaftSetup | None = None
+        if topic.voters and self._peers is not None:
+            voters, me = topic.voters[number], topic.replicas[uid]
+            seat = Seat(uid, me, tuple(voters), prefers_to_lead=voters[0] == me)
+            setup = RaftSetup(seat, directory, self._settings.raft, self._peers)
+        return Partition(
+            topic.name, number, log, self._disk, self._writers, self._readers, self._clock, self._policy, setup
+        )
+
+    def _recover(self, topic: CatalogTopic, number: int) -> Partition | Unusable:
+        uid = topic.partitions[number]
+        try:
+            if topic.voters and not self._disk.exists(f"{self.catalog.directory_of(uid)}/hardstate"):
+                logger.error("partition_lost partition=%s-%d uid=%s", topic.name, number, uid)
+                topic = self.catalog.renew_replica(self.catalog.topics[topic.name], uid, self._settings.node_id)
+            partition = self._open(topic, number)
+        except CorruptLogError as error:
+            logger.error("partition_corrupt partition=%s-%d error=%r", topic.name, number, error.message)
+            return error
+        except OSError as error:
+            logger.error("partition_failed partition=%s-%d error=%r", topic.name, number, str(error))
+            return LogFailedError(f"{topic.name}-{number} cannot be opened: {error}")
+        self._start(uid, partition)
+        return partition
+
+    def _start(self, uid: str, partition: Partition) -> None:
+        partition.start()
+        if partition.raft is not None:
+            self._by_uid[uid] = partition
+
+    # -- what is here --------------------------------------------------------------------------------------------
+
+    def usable(self) -> list[Partition]:
+        return [p for found in self.partitions.values() for p in found.values() if isinstance(p, Partition)]
+
+    def partition(self, topic: str, number: int) -> Partition:
+        found = self.partitions.get(topic)
+        if found is None:
+            raise UnknownTopicError(f"topic {check_topic_name(topic)} does not exist", topic=topic)
+        partition = found.get(number)
+        if isinstance(partition, Partition):
+            return partition
+        count = len(self.catalog.topics[topic].partitions)
+        if number >= count:
+            raise UnknownPartitionError(
+                f"topic {topic} has partitions 0 to {count - 1}, not {number}", topic=topic, partition=number
+            )
+        if partition is None:
+            raise NotLeaderError(f"broker {self._settings.node_id} does not have {topic}-{number}", leader=0)
+        # Without the old traceback: each raise would make it longer, and it holds every request's payload.
+        raise partition.with_traceback(None)
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    async def create(self, request: CreateTopic) -> None:
+        await self._finish(self._make_topic(request))
+
+    async def delete(self, name: str) -> None:
+        await self._finish(self._drop_topic(name))
+
+    async def _make_topic(self, request: CreateTopic) -> None:
+        async with self._lock:
+            topic = self.catalog.new_topic(
+                request.name, request.partitions, request.uids, request.voters, self._settings.node_id
+            )
+            try:
+                # In a thread: thousands of directories take seconds, and the others are served meanwhile.
+                partitions = await asyncio.get_running_loop().run_in_executor(self._writers, self._store_topic, topic)
+            except OSError as error:
+                raise DiskFullError(f"topic {topic.name} cannot be stored: {error}") from error
+            for number, partition in partitions.items():
+                self._start(topic.partitions[number], partition)
+            self.partitions[topic.name] = {**partitions}
+        logger.info("topic_created topic=%s partitions=%d", topic.name, len(topic.partitions))
+
+    def _store_topic(self, topic: CatalogTopic) -> dict[int, Partition]:
+        try:
+            partitions = {number: self._open(topic, number) for number in topic.hosted()}
+            self.catalog.add(topic)
+        except OSError:
+            self.catalog.remove_leftovers()
+            raise
+        return partitions
+
+    async def _finish(self, change: Coroutine[Any, Any, None]) -> None:
+        """Waits for a change that goes on when the asker does not: half a deletion would leave owners and files."""
+        task = asyncio.get_running_loop().create_task(change)
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        await asyncio.shield(task)
+
+    async def _drop_topic(self, name: str) -> None:
+        async with self._lock:
+            topic = self.catalog.topics.get(name)
+            try:
+                self.catalog.remove(name)
+            except OSError as error:
+                raise DiskFullError(f"the deletion of {name} cannot be stored: {error}") from error
+            assert topic is not None
+            for number, partition in self.partitions.pop(name).items():
+                self._by_uid.pop(topic.partitions[number], None)
+                if isinstance(partition, Partition):
+                    await partition.stop()
+            await asyncio.get_running_loop().run_in_executor(self._writers, self.catalog.remove_leftovers)
+        logger.info("topic_deleted topic=%s", name)
+
+    # -- what drives them ----------------------------------------------------------------------------------------
+
+    def _receive(self, uid: str, message: AnyMessage, frames: memoryview) -> None:
+        partition = self._by_uid.get(uid)
+        if partition is not None and partition.raft is not None:
+            partition.raft.receive(message, frames)
+
+    def _link_changed(self, broker: int, up: bool) -> None:
+        for partition in self._by_uid.values():
+            assert partition.raft is not None
+            partition.raft.link_changed(broker, up)
+
+    async def _keep_ticking(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for partition in self._by_uid.values():
+                assert partition.raft is not None
+                partition.raft.tick()
+
+    async def _keep_retention(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.retention_check_s)
+            for partition in self.usable():
+                try:
+                    await partition.apply_retention()
+                except QuiverError as error:  # this partition's trouble; the others still need it
+                    logger.warning("retention_failed topic=%s error=%r", partition.topic, error.message)

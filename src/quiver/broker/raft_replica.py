@@ -1,0 +1,402 @@
+"""Drives the Raft core for one partition: its log, its disk, its peers. Takes the place of `SoloReplica`.
+
+It does the duties that `quiver.raft` lists. Rule: everything here runs in the partition's owner, but for disk work in
+threads; messages, ticks and finished disk work only wake the owner. While the core waits for the disk (term and vote, a
+truncation behind a write), inputs wait too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+
+import msgspec
+
+from quiver.broker.admission import Admission
+from quiver.broker.append_sender import AppendSender, with_entries
+from quiver.broker.group import LogView, broker_of, encode, summarise
+from quiver.broker.seat import Owner, RaftSetup
+from quiver.broker.tail import refuse, settle
+from quiver.clock import Clock
+from quiver.errors import CorruptLogError, DiskFullError, LogFailedError, NotLeaderError
+from quiver.log.checkpoint import Checkpoint, decode_checkpoint
+from quiver.log.disk import Disk
+from quiver.log.flusher import Flusher, FlushPolicy
+from quiver.log.partition_log import PartitionLog
+from quiver.log.slots import HardStateFile
+from quiver.raft import AnyMessage, Append, Extend, Install, Membership, Own, Raft, Ready, Snapshot, Truncate
+from quiver.raft.messages import Join
+from quiver.wire.frame import Entry, FrameError, FrameHeader, Kind
+
+logger = logging.getLogger("quiver.broker")
+
+# A replica whose disk was full does not stand for election for so long.
+_FULL_S = 5.0
+_FIRST_ELECTION_S = 0.05
+_JOIN_S = 0.5  # how often a replica that is not in its group asks to be
+
+
+class RaftReplica:
+    def __init__(
+        self,
+        setup: RaftSetup,
+        log: PartitionLog,
+        disk: Disk,
+        writers: Executor,
+        readers: Executor,
+        clock: Clock,
+        wake: Callable[[], None],
+        owner: Owner,
+        policy: FlushPolicy | None,
+    ) -> None:
+        seat, directory, settings, transport = setup
+        self._seat = seat
+        self._log = log
+        self._writers = writers
+        self._clock = clock
+        self._wake = wake
+        self._owner = owner
+        self._transport = transport
+        self._sender = AppendSender(seat.uid, log, disk, readers, transport, self._damaged)
+        self._flusher = Flusher(writers, policy, wake)
+        self._hard_state = HardStateFile(disk, directory)
+        self._inputs: deque[AnyMessage] = deque()
+        self._links: deque[tuple[int, bool]] = deque()
+        self._todo: Ready | None = None
+        self._saving: Future[None] | None = None
+        self._led_term = 0  # the term in which the owner was told that it leads
+        self._full_until_s = 0.0
+        self._ask_at_s = 0.0
+        self._admission = Admission()
+        self._deposed: asyncio.Future[None] | None = None  # who waits for that
+        # A log without a past is that of a new group, or of a newcomer who is none of its voters.
+        member = seat.me in seat.voters or log.checkpoint.group
+        view = LogView(log, Membership(seat.voters) if member else Membership())
+        for _, header, payload in log.scan(max(log.checkpoint.index + 1, log.first_index)):
+            view.add(header, payload)
+            owner.entry_appended(header, payload)
+        self.raft = Raft(
+            seat.me,
+            settings,
+            self._hard_state.value,
+            view.terms,
+            view.memberships,
+            min(log.checkpoint.index, log.next_index - 1),
+            self._sender.fit,
+            self._now_ms(),
+            random.getrandbits(30),
+        )
+
+    # -- for the owner -------------------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """True when proposals are taken: it leads and has applied all that earlier leaders committed."""
+        leader = self.raft.leader
+        led = leader is not None and self._led_term == self.raft.term and self._todo is None
+        return led and leader is not None and self.commit_end > leader.first_index
+
+    @property
+    def is_settling(self) -> bool:
+        """True while a new leader finds out what is committed: what is asked of it now is answered in a moment."""
+        return self.raft.leader is not None and not self.leads
+
+    @property
+    def leader(self) -> int:
+        """The broker that leads, 0 when that is not known."""
+        return broker_of(self.raft.leader_id)
+
+    @property
+    def commit_end(self) -> int:
+        """End, exclusive, of what is committed and can be read here."""
+        return min(self.raft.commit + 1, self._log.synced_index)
+
+    def check_leads(self) -> None:
+        if not self.leads:
+            raise NotLeaderError(f"broker {broker_of(self._seat.me)} does not lead this partition", leader=self.leader)
+
+    def propose(self, entry: Entry) -> FrameHeader:
+        self.check_leads()
+        _, term = self.raft.propose()
+        return self._append(term, entry)
+
+    def _append(self, term: int, entry: Entry) -> FrameHeader:
+        header, frame = self._log.append_entry(term, entry, self._clock.monotonic_s())
+        self._sender.cache.add(frame)
+        return header
+
+    def read(self) -> asyncio.Future[int]:
+        """The index up to which one must have applied to answer as of now; proves that this replica still leads."""
+        self.check_leads()
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.raft.read(future)
+        self._wake()
+        return future
+
+    def transfer(self) -> None:
+        """Hands leadership to the follower that has most, if there is one."""
+        leader = self.raft.leader
+        if leader is None:
+            return
+        voters = [
+            peer for peer in self.raft.membership.voters if peer in leader.progress and peer not in self.raft.down
+        ]
+        if voters:
+            self.raft.transfer(max(voters, key=lambda peer: leader.progress[peer].match))
+            self._wake()
+
+    async def until_follower(self) -> None:
+        if self.raft.leader is not None:
+            self._deposed = self._deposed or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._deposed)
+
+    def completed(self, image: Checkpoint, trim_index: int) -> Checkpoint:
+        """A check-point of the owner's state, with what the group must know to start from it."""
+        start = self._log.plan_trim(min(trim_index, image.index + 1), self.raft.terms.term_at)
+        return image._replace(
+            start=start, generation=self._log.checkpoint.generation, group=summarise(self.raft, image.index)
+        )
+
+    def trimmed(self) -> None:
+        self.raft.trimmed(self._log.first_index - 1)
+
+    # -- inputs, from the broker's loop --------------------------------------------------------------------------
+
+    def receive(self, message: AnyMessage, frames: memoryview) -> None:
+        """A message of a peer. Frames that are not whole are not for us: the sender will send them again."""
+        if isinstance(message, Append) and message.last > message.prev_index:
+            try:
+                message = with_entries(message, frames)
+            except (FrameError, ValueError) as error:
+                logger.warning("append_refused uid=%s sender=%d error=%r", self._seat.uid, message.sender, str(error))
+                return
+        elif isinstance(message, Snapshot):
+            message = msgspec.structs.replace(message, body=frames)
+        self._inputs.append(message)
+        self._wake()
+
+    def link_changed(self, broker: int, up: bool) -> None:
+        self._links.append((broker, up))
+        self._wake()
+
+    def tick(self) -> None:
+        """Called every few milliseconds; wakes the owner when something is due."""
+        raft = self.raft
+        if not raft.quiet and (
+            self._now_ms() >= raft.due_ms or raft.term == 0 or raft.me not in raft.membership.voters
+        ):
+            self._wake()
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic_s() * 1000)
+
+    # -- the owner's turn ----------------------------------------------------------------------------------------
+
+    def step(self) -> DiskFullError | LogFailedError | None:
+        """Takes in what came, does what the core says, starts disk work. An error says that the tail is gone."""
+        failure: DiskFullError | LogFailedError | None = None
+        while True:
+            failure = self._take_flush() or failure
+            if self._todo is None:
+                self._feed()
+                self._todo = self.raft.ready()
+            if self._todo is not None:
+                try:
+                    if not self._perform(self._todo):
+                        break
+                except LogFailedError as error:
+                    self.raft.fail()
+                    failure = error
+                self._todo = None
+                self._watch_leadership()
+                continue
+            if self._flusher.is_busy or (job := self._log.begin_flush()) is None:
+                break
+            self._flusher.start(job)
+        self._tidy()
+        return failure
+
+    def _take_flush(self) -> DiskFullError | LogFailedError | None:
+        finished = self._flusher.finished()
+        if finished is None:
+            return None
+        try:
+            self._log.finish_flush(*finished)
+        except DiskFullError as error:
+            self._rewind(error)
+            return error
+        except LogFailedError as error:
+            self.raft.fail()
+            self._watch_leadership()
+            return error
+        self._tell_synced()
+        return None
+
+    def _tell_synced(self) -> None:
+        last = self._log.synced_index - 1
+        term = self.raft.terms.term_at(last)
+        # A truncation that waits would take entries of this write away: then nothing of them is said.
+        overtaken = self._todo is not None and any(isinstance(work, (Truncate, Install)) for work in self._todo.work)
+        if term is not None and not overtaken:
+            self.raft.synced(last, term)
+
+    def _rewind(self, error: DiskFullError) -> None:
+        """The disk took nothing of the tail: this replica is shorter now and must not lead."""
+        todo = self._todo
+        replaced = todo is not None and any(isinstance(work, Install) for work in todo.work)
+        if todo is not None and not replaced:
+            for work in todo.work:
+                if isinstance(work, Truncate):
+                    self._work(work)
+            todo.work = []
+        first = self._log.next_index
+        self._sender.cache.drop_from(first)
+        self._owner.entries_removed(first, error)
+        self._full_until_s = self._clock.monotonic_s() + _FULL_S
+        self.raft.may_lead = False
+        if not replaced:
+            self.raft.rewound(first - 1)
+        self._watch_leadership()
+
+    def _feed(self) -> None:
+        raft = self.raft
+        raft.tick(self._now_ms(), random.getrandbits(30))
+        while self._links:
+            broker, up = self._links.popleft()
+            for peer in raft.membership.members:
+                if broker_of(peer) == broker:
+                    (raft.peer_up if up else raft.peer_down)(peer)
+        while self._inputs:
+            message = self._inputs.popleft()
+            if isinstance(message, Join):
+                self._admission.asked(message.sender)
+            else:
+                raft.step(message, raft.now_ms)
+        if not raft.may_lead and self._clock.monotonic_s() >= self._full_until_s:
+            raft.may_lead = True
+        if raft.term == 0 and self._seat.prefers_to_lead and self._clock.monotonic_s() >= self._ask_at_s:
+            # A new group need not wait for a time-out, only until the others have been made too.
+            self._ask_at_s = self._clock.monotonic_s() + _FIRST_ELECTION_S
+            raft.campaign()
+        if raft.me not in raft.membership.voters:
+            self._ask_to_join()
+        if self.leads and (membership := self._admission.next_step(raft)) is not None:
+            self._change(membership)
+
+    def _perform(self, todo: Ready) -> bool:
+        """False: it must wait for the disk, and goes on when woken."""
+        if todo.hard_state is not None and not self._save(todo):
+            return False
+        while todo.work:
+            work = todo.work[0]
+            if isinstance(work, (Truncate, Install)) and not self._is_flushed():
+                return False
+            todo.work.pop(0)
+            self._work(work)
+        for message in todo.messages:
+            self._sender.send(message)
+        for future, index in todo.reads:
+            settle(future, index)
+        lost = NotLeaderError("this replica stopped leading", leader=self.leader)
+        refuse([(future, None) for future in todo.lost_reads], lost)
+        return True
+
+    def _save(self, todo: Ready) -> bool:
+        assert todo.hard_state is not None
+        if self._saving is None:
+            loop = asyncio.get_running_loop()
+            self._saving = self._writers.submit(self._hard_state.write, todo.hard_state)
+            self._saving.add_done_callback(lambda _: loop.call_soon_threadsafe(self._wake))
+        if not self._saving.done():
+            return False
+        error, self._saving = self._saving.exception(), None
+        if error is not None:
+            raise self._log.stop(error)
+        todo.hard_state = None
+        return True
+
+    def _ask_to_join(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._ask_at_s:
+            self._ask_at_s = now_s + _JOIN_S
+            for broker in {broker_of(voter) for voter in (*self._seat.voters, *self.raft.membership.voters)}:
+                self._transport.send(broker, self._seat.uid, Join(self._seat.me, 0, self.raft.term))
+
+    def _is_flushed(self) -> bool:
+        """Nothing is on its way to the disk. Otherwise the owner is woken when that has changed."""
+        if self._flusher.is_busy:
+            return False
+        if (job := self._log.begin_flush()) is None:
+            return True
+        self._flusher.start(job)
+        self._wake()
+        return False
+
+    def _work(self, work: Truncate | Extend | Own | Install) -> None:
+        now_s = self._clock.monotonic_s()
+        if isinstance(work, Truncate):
+            logger.info("truncated uid=%s first=%d end=%d", self._seat.uid, work.index, self._log.next_index)
+            self._log.truncate_suffix(work.index)
+            self._sender.cache.drop_from(work.index)
+            lost = NotLeaderError("another leader's entry took this place", leader=self.leader)
+            self._owner.entries_removed(work.index, lost)
+        elif isinstance(work, Extend):
+            for header, payload in work.append.body:
+                if header.index >= work.first:
+                    self._sender.cache.add(self._log.append_frame(header, payload, now_s))
+                    self._owner.entry_appended(header, payload)
+        elif isinstance(work, Own):
+            self._owner.entry_appended(self._append(work.term, Entry.control(Kind.NOOP, b"")), b"")
+        else:
+            self._install(work.snapshot)
+
+    def _install(self, snapshot: Snapshot) -> None:
+        given = decode_checkpoint(snapshot.body, "a snapshot")
+        generation = self._log.checkpoint.generation + 1
+        checkpoint = given._replace(generation=generation, catching_up=True)
+        logger.info("snapshot_installed uid=%s start=%d index=%d", self._seat.uid, given.start.index, given.index)
+        self._log.install(checkpoint)
+        self._sender.cache.drop_from(0)
+        self._sender.cache.first = self._log.next_index
+        self._owner.log_replaced(checkpoint)
+
+    def _damaged(self, error: CorruptLogError) -> None:
+        """A frame of ours is bad: it cannot judge other logs, and what it has must not become the group's truth."""
+        logger.error("frame_corrupt uid=%s error=%r", self._seat.uid, error.message)
+        self.raft.may_vote = False
+        self.transfer()
+
+    def _watch_leadership(self) -> None:
+        term = self.raft.term if self.raft.leader is not None else 0
+        if self._led_term not in (0, term):
+            self._owner.leadership_lost()
+            if self._deposed is not None:
+                settle(self._deposed, None)
+        if term != self._led_term and term:
+            logger.info("leading uid=%s term=%d", self._seat.uid, term)
+        self._led_term = term
+
+    def _tidy(self) -> None:
+        leader, needed = self.raft.leader, self._log.next_index
+        if leader is not None:
+            needed = min([p.match + 1 for peer, p in leader.progress.items() if peer not in self.raft.down] or [needed])
+        self._sender.cache.drop_below(needed, self._log.synced_index)
+
+    # -- membership ----------------------------------------------------------------------------------------------
+
+    def _change(self, membership: Membership) -> None:
+        _, term = self.raft.propose_membership(membership)
+        payload = encode(membership)
+        self._owner.entry_appended(self._append(term, Entry.control(Kind.MEMBERSHIP, payload)), payload)
+        logger.info("membership uid=%s voters=%s learners=%s", self._seat.uid, membership.voters, membership.learners)
+
+    async def close(self) -> None:
+        """Waits for the disk work under way. What was not committed by then was not acknowledged."""
+        await self._sender.close()
+        await self._flusher.wait()
+        if self._saving is not None:
+            await asyncio.wait([asyncio.wrap_future(self._saving)])

@@ -1,0 +1,40 @@
+"""A replica's place in its group, and whose log it keeps."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from quiver.broker.append_sender import Transport
+from quiver.config import RaftSettings
+from quiver.log.checkpoint import Checkpoint
+from quiver.wire.frame import FrameHeader
+
+
+class Owner(Protocol):
+    """Whose log this is. Told of everything that happens to the log's tail."""
+
+    def entry_appended(self, header: FrameHeader, payload: Any) -> None: ...
+
+    def entries_removed(self, first: int, error: Exception) -> None: ...
+
+    def leadership_lost(self) -> None: ...
+
+    def log_replaced(self, checkpoint: Checkpoint) -> None: ...
+
+
+class Seat(NamedTuple):
+    """The place of a replica in its group."""
+
+    uid: str
+    me: int
+    voters: tuple[int, ...]  # of the group when it was made
+    prefers_to_lead: bool = False
+
+
+class RaftSetup(NamedTuple):
+    """What makes a partition one of several replicas."""
+
+    seat: Seat
+    directory: str
+    settings: RaftSettings
+    transport: Transport
