@@ -16,6 +16,7 @@ from quiver.errors import DiskFullError, TopicExistsError, UnknownTopicError
 from quiver.manager.manager import Manager
 from quiver.wire.messages import CreateTopic, DeleteTopic, GetMetadata, MetadataReply
 from tests.broker.kit import settle
+from tests.manager.kit import until
 from tests.manager.test_registry import PlayedBroker
 
 
@@ -76,7 +77,7 @@ def test_a_topic_asked_for_by_name_is_ready_to_be_used(tmp_path: Path) -> None:
         async with serving(tmp_path, broker) as manager:
             broker.gate.clear()
             making = asyncio.create_task(ask(manager, CreateTopic("logs")))
-            await settle()
+            await until(lambda: "logs" in manager._quorum.state.topics)
             asking = asyncio.create_task(partitions_of(manager, "logs", "none"))
             await settle()
             assert not asking.done()

@@ -9,9 +9,8 @@ from msgspec import Struct
 
 from quiver.broker.server import Broker
 from quiver.config import NodeSettings
-from quiver.manager.manager import Manager, Reply
-
-_NOTHING = memoryview(b"")
+from quiver.manager.links import Buffer, Reply
+from quiver.manager.manager import Manager
 
 
 class _LocalFlow:
@@ -28,8 +27,8 @@ class LocalLink:
         self._broker = broker
         self._flow = _LocalFlow()
 
-    async def call(self, request: Struct, payload: memoryview = _NOTHING) -> Reply:
-        return await self._broker.serve(request, payload, self._flow)
+    async def call(self, request: Struct, payload: Buffer = b"") -> Reply:
+        return await self._broker.serve(request, memoryview(payload), self._flow)
 
 
 class EmbeddedNode:

@@ -172,12 +172,8 @@ class ClassicApi:
 
     async def client_size(self, params: Params) -> dict[str, Any]:
         request = CountClient(client_number(params.text(*CLIENT)))
-        count = 0
-        for link in self._registry.links():
-            reply, _ = await link.call(request)
-            assert isinstance(reply, CountReply)
-            count += reply.count
-        return {"count": count}
+        replies = await self._registry.ask_leaders(request)
+        return {"count": sum(reply.count for reply in replies if isinstance(reply, CountReply))}
 
     # -- consume -------------------------------------------------------------------------------------------------
 
@@ -293,7 +289,7 @@ class ClassicApi:
                 "broker_id": broker.id,
                 "endpoint": broker.endpoint,
                 "status": self._registry.broker_state(broker.id),
-                "last_heartbeat": _time(self._registry.brokers_seen.get(broker.id)),
+                "last_heartbeat": _time(self._registry.brokers.seen.get(broker.id)),
             }
             for broker in self._quorum.state.brokers.values()
         ]

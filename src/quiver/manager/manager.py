@@ -1,4 +1,4 @@
-"""A manager of one: metadata, the gateway, health, for an embedded node.
+"""A manager of one: metadata, the gateway, health; for an embedded node, or for brokers that join over the network.
 
 Rule: it starts before its broker serves, so that topics are known; it stops after the last request is answered.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+import math
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,28 +20,32 @@ from msgspec import Struct
 from quiver.clock import Clock, SystemClock
 from quiver.config import NodeSettings
 from quiver.errors import InvalidRequestError, QuiverError, TopicExistsError, UnknownTopicError
-from quiver.log.disk import Disk, SystemDisk
+from quiver.log.disk import Disk, SystemDisk, write_atomically
 from quiver.manager.classic import ClassicApi
 from quiver.manager.http import ClassicHttp, failure
 from quiver.manager.http_server import HttpServer, listen
-from quiver.manager.links import BrokerLink, Buffer
+from quiver.manager.joining import Joining
+from quiver.manager.links import BrokerLink, Reply
 from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.registry import Registry
 from quiver.metadata.state import Broker
 from quiver.metadata.store import Store, sqlite_url
 from quiver.types import NodeInfo, PartitionInfo, TopicInfo
-from quiver.wire.messages import CreateTopic, DeleteTopic, Done, GetMetadata, MetadataReply
+from quiver.wire.messages import CreateTopic, DeleteTopic, Done, GetMetadata, JoinCluster, MetadataReply
 
 logger = logging.getLogger("quiver.manager")
 
-Reply = tuple[Struct, Sequence[Buffer]]
-
 # A call is over so long after it was seen; later nobody looks whether it moved a position.
 _CALL_US_MAX = 30_000_000
+_CLUSTER_ID_FILE = "cluster_id"
 
 
 class Manager:
-    def __init__(self, settings: NodeSettings, disk: Disk | None = None, clock: Clock | None = None) -> None:
+    """`embedded`: its only broker is on this node, and is given to it by `serve`."""
+
+    def __init__(
+        self, settings: NodeSettings, disk: Disk | None = None, clock: Clock | None = None, *, embedded: bool = True
+    ) -> None:
         self._settings = settings
         self._disk: Disk = disk or SystemDisk()
         self._clock: Clock = clock or SystemClock()
@@ -48,9 +53,14 @@ class Manager:
         self._writers = ThreadPoolExecutor(2, "quiver-metadata")
         self._http: HttpServer | None = None
         self._reporter: asyncio.Task[None] | None = None
-        self._cluster_id = ""
+        self._recorder: asyncio.Task[None] | None = None
+        self._polls: dict[int, asyncio.Task[None]] = {}
+        self._silence_s = math.inf if embedded else settings.broker_silence_s
+        self._joining: Joining | None = None
         self._attached = asyncio.Event()
+        self._sizes: dict[int, int] = {}
         self._read_counts: dict[int, int] = {}
+        self.cluster_id = ""
         self.http_address = ""
 
     async def start(self) -> None:
@@ -67,24 +77,35 @@ class Manager:
             # What the database said, without the statement and the advice that SQLAlchemy adds in more lines.
             reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
             raise InvalidRequestError(f"the metadata database cannot be used: {reason}") from error
-        self._registry = Registry(self._quorum, self._clock)
+        self._registry = Registry(self._quorum, self._clock, self._silence_s)
         self._registry.producers_seen, self._registry.consumers_seen = seen
 
     async def serve(self, broker_id: int, endpoint: str, cluster_id: str, link: BrokerLink) -> None:
         """Takes the node's broker in and opens the HTTP port."""
-        self._cluster_id = cluster_id
+        self.cluster_id = cluster_id
         await self._registry.attach_broker(Broker(broker_id, endpoint), link)
-        listener = listen(self._settings.host, self._settings.http_port or 0)
+        self._registry.brokers.heard(broker_id)
+        await self._open()
+
+    async def serve_cluster(self) -> None:
+        """Opens the HTTP port; brokers join by themselves."""
+        self.cluster_id = cluster_id_in(self._disk, self._directory)
+        self._joining = Joining(self._quorum, self._registry, self.cluster_id)
+        self._joining.reconnect()
+        await self._open()
+
+    async def _open(self) -> None:
+        settings = self._settings
+        listener = listen(settings.host, settings.http_port or 0)
         host, port = listener.getsockname()[:2]
         self._classic = ClassicApi(
             self._quorum,
             self._registry,
             self._clock,
-            message_bytes_max=self._settings.message_bytes_max,
+            message_bytes_max=settings.message_bytes_max,
             address=(host, port),
         )
         self._attached.set()
-        settings = self._settings
         door = ClassicHttp(self._classic)
         self._http = HttpServer(door.answer, failure, settings.http_body_bytes_max, settings.http_body_timeout_s)
         await self._http.start(listener)
@@ -97,10 +118,14 @@ class Manager:
         if self._http is not None:
             await self._http.stop()
         if self._reporter is not None:
-            self._reporter.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reporter
-            await self._try_to_observe()  # a clean stop forgets nobody's last call
+            tasks = [self._reporter, *self._polls.values(), *([self._recorder] if self._recorder else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._poll_all()
+            await self._try_to_record()  # a clean stop forgets nobody's last call
+        if self._joining is not None:
+            await self._joining.close()
 
     async def stop(self) -> None:
         await self._quorum.stop()
@@ -112,7 +137,18 @@ class Manager:
     @property
     def handlers(self) -> dict[type[Struct], Any]:
         """What this manager serves on the node's framed port."""
-        return {GetMetadata: self._get_metadata, CreateTopic: self._create_topic, DeleteTopic: self._delete_topic}
+        return {
+            GetMetadata: self._get_metadata,
+            CreateTopic: self._create_topic,
+            DeleteTopic: self._delete_topic,
+            JoinCluster: self._join_cluster,
+        }
+
+    async def _join_cluster(self, request: JoinCluster, payload: memoryview, flow: object) -> Reply:
+        await self._attached.wait()
+        if self._joining is None:
+            raise InvalidRequestError("this node is a cluster of its own; no broker can join it")
+        return await self._joining.join(request), ()
 
     async def _get_metadata(self, request: GetMetadata, payload: memoryview, flow: object) -> Reply:
         await self._attached.wait()  # the port opens a moment before the broker is taken in
@@ -121,13 +157,14 @@ class Manager:
         for name in request.topics or ():
             with contextlib.suppress(UnknownTopicError):
                 await self._registry.topic(name)  # who asks for one by name will use it at once
+        leader_of = self._registry.brokers.leader_of
         topics = [
-            TopicInfo(name, tuple(PartitionInfo(p.number, p.replicas[0], p.replicas) for p in topic.partitions))
+            TopicInfo(name, tuple(PartitionInfo(p.number, leader_of(p), p.replicas) for p in topic.partitions))
             for name in names
             if (topic := state.topics.get(name)) is not None
         ]
         nodes = [NodeInfo(broker.id, broker.endpoint) for broker in state.brokers.values()]
-        return MetadataReply(self._cluster_id, nodes, topics), ()
+        return MetadataReply(self.cluster_id, nodes, topics), ()
 
     async def _create_topic(self, request: CreateTopic, payload: memoryview, flow: object) -> Reply:
         await self._attached.wait()
@@ -145,29 +182,44 @@ class Manager:
     # -- what is observed and not replicated ---------------------------------------------------------------------
 
     async def _report(self) -> None:
-        """Asks the broker how it is and writes what was seen to the database, in bulk."""
+        """Asks the brokers how they are, and writes what was seen to the database, in bulk."""
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._settings.heartbeat_s)
-            await self._try_to_observe()
+            await self._poll_all()
+            if self._recorder is None or self._recorder.done():  # a slow database holds up nothing else
+                self._recorder = loop.create_task(self._try_to_record())
 
-    async def _try_to_observe(self) -> None:
+    async def _poll_all(self) -> None:
+        """One that does not answer is not waited for; what it says later still counts."""
+        for broker_id in self._registry.brokers.attached:
+            if broker_id not in self._polls:
+                task = self._polls[broker_id] = asyncio.get_running_loop().create_task(self._poll(broker_id))
+                task.add_done_callback(lambda _, done=broker_id: self._polls.pop(done, None))  # type: ignore[misc]
+        if self._polls:
+            await asyncio.wait(self._polls.values(), timeout=self._settings.heartbeat_s)
+
+    async def _poll(self, broker_id: int) -> None:
+        with contextlib.suppress(QuiverError):  # it is away; that it was not seen is told elsewhere
+            for status in await self._registry.brokers.status(broker_id):
+                topic = self._quorum.state.topics.get(status.topic)
+                if topic is not None and status.partition < len(topic.partitions) and status.role == "leader":
+                    size = status.next_offset - status.start_offset
+                    self._sizes[topic.partitions[status.partition].id] = size
+
+    async def _try_to_record(self) -> None:
         try:
-            await self._observe()
+            await self._record()
         except (QuiverError, sa.exc.SQLAlchemyError, OSError) as error:
             logger.warning("report_failed error=%r", str(error))
 
-    async def _observe(self) -> None:
+    async def _record(self) -> None:
         state, registry = self._quorum.state, self._registry
-        sizes: dict[int, int] = {}
-        for broker_id in registry.attached:
-            for status in await registry.broker_status(broker_id):
-                topic = state.topics.get(status.topic)
-                if topic is not None and status.partition < len(topic.partitions):
-                    sizes[topic.partitions[status.partition].id] = status.next_offset - status.start_offset
+        sizes, self._sizes = self._sizes, {}
         await self._count_read()
         reports: dict[tuple[str, str], dict[int, Any]] = {
             ("partition_metadata", "size"): sizes,
-            ("broker_metadata", "last_heartbeat"): dict(registry.brokers_seen),
+            ("broker_metadata", "last_heartbeat"): dict(registry.brokers.seen),
             ("broker_metadata", "status"): {known: registry.broker_state(known) for known in state.brokers},
             ("producer_metadata", "last_seen"): dict(registry.producers_seen),
             ("consumer_metadata", "last_seen"): dict(registry.consumers_seen),
@@ -184,3 +236,12 @@ class Manager:
                 with contextlib.suppress(QuiverError):  # deleted meanwhile, or a partition is out of order
                     self._read_counts[consumer.id] = await self._classic.messages_read(consumer)
         self._read_counts = {known: count for known, count in self._read_counts.items() if known in consumers}
+
+
+def cluster_id_in(disk: Disk, directory: str) -> str:
+    """The name of the cluster whose metadata this is, drawn when it began."""
+    path = f"{directory}/{_CLUSTER_ID_FILE}"
+    if not disk.exists(path):
+        write_atomically(disk, path, uuid.uuid4().hex.encode())
+    file = disk.open(path)
+    return file.pread(file.size(), 0).decode("ascii", "replace").strip()

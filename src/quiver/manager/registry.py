@@ -6,86 +6,100 @@ Rule: topics change first in the quorum, then on the brokers; a crash in between
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import uuid
 from typing import Final
 
+from msgspec import Struct
+
 from quiver.clock import Clock
 from quiver.errors import (
+    ConnectionLostError,
     InvalidRequestError,
     RequestError,
+    RequestTimeoutError,
+    ShuttingDownError,
     TopicExistsError,
     UnavailableError,
-    UnknownTopicError,
 )
-from quiver.manager.links import BrokerLink
+from quiver.manager.brokers import Brokers
+from quiver.manager.links import LEADER_SEARCH_S, BrokerLink, LeaderLink
 from quiver.manager.quorum import MetadataQuorum
 from quiver.metadata import commands
 from quiver.metadata.state import Broker, Consumer, Producer, Topic, check_partition
-from quiver.types import PARTITIONS_MAX, PartitionStatus, check_topic_name
-from quiver.wire.messages import CreateTopic, DeleteTopic, GetStatus, StatusReply
+from quiver.types import PARTITIONS_MAX, check_topic_name
 
 REPLICATION_FACTOR_DEFAULT: Final = 3
 REPLICATION_FACTOR_MAX: Final = 100
+_ASK_AGAIN_S: Final = 0.2
 
 
 class Registry:
-    def __init__(self, quorum: MetadataQuorum, clock: Clock) -> None:
+    """`silence_s`: a broker that was not heard of for so long counts as inactive."""
+
+    def __init__(self, quorum: MetadataQuorum, clock: Clock, silence_s: float = math.inf) -> None:
         self._quorum = quorum
         self._clock = clock
-        self._links: dict[int, BrokerLink] = {}
         # One change of topics at a time: a name is not given again before its old files are gone.
-        self._changing = asyncio.Lock()
-        self._hosted: set[str] = set()  # topics that the brokers have, by the uid of their first partition
+        self.changing = asyncio.Lock()
+        self.brokers = Brokers(clock, silence_s)
         self.producers_seen: dict[int, int] = {}
         self.consumers_seen: dict[int, int] = {}
-        self.brokers_seen: dict[int, int] = {}
 
     # -- brokers -------------------------------------------------------------------------------------------------
 
     async def attach_broker(self, broker: Broker, link: BrokerLink) -> None:
-        """Takes a broker in and brings its topics and ours together."""
-        self._links[broker.id] = link
-        state = self._quorum.state
-        if state.brokers.get(broker.id) != broker:
-            await self._quorum.propose(commands.RegisterBroker(broker.id, broker.endpoint, self._clock.now_us()))
-        self.brokers_seen[broker.id] = self._clock.now_us()
+        """Takes the broker of this node in and brings its topics and ours together."""
+        self.brokers.attach(broker.id, link)
+        await self.register_broker(broker)
         hosted: dict[str, list[str]] = {}
-        for status in await self.broker_status(broker.id):
+        for status in await self.brokers.status(broker.id):
             hosted.setdefault(status.topic, []).append(status.uid)
-        self._hosted.update(uids[0] for uids in hosted.values())
-        for topic in list(state.topics.values()):
-            if topic.name not in hosted:
-                await self._host(topic)  # a crash came between the quorum and the broker
+        for topic in list(self._quorum.state.topics.values()):
+            if topic.name in hosted:
+                self.brokers.note_hosted(topic)
+            else:
+                await self.brokers.host(topic)  # a crash came between the quorum and the broker
         for name, uids in hosted.items():
-            if name not in state.topics:
-                # Never delete data on a guess: what a broker holds and no log has deleted is a topic.
-                command = commands.CreateTopic(name, uids, REPLICATION_FACTOR_DEFAULT, self._clock.now_us())
-                await self._quorum.propose(command)
+            await self.adopt(broker.id, name, uids)
+
+    async def register_broker(self, broker: Broker) -> None:
+        if self._quorum.state.brokers.get(broker.id) != broker:
+            now_us = self._clock.now_us()
+            await self._quorum.propose(commands.RegisterBroker(broker.id, broker.endpoint, now_us, broker.disk_id))
+
+    async def adopt(self, broker_id: int, name: str, uids: list[str]) -> None:
+        """Never delete data on a guess: what a broker holds and no log has deleted is a topic."""
+        if name not in self._quorum.state.topics:
+            await self._quorum.propose(commands.CreateTopic(name, uids, 1, self._clock.now_us(), [broker_id]))
+            self.brokers.note_hosted(self._quorum.state.topic(name))
 
     def broker_state(self, broker_id: int) -> str:
-        return "active" if broker_id in self.brokers_seen else "inactive"
-
-    @property
-    def attached(self) -> list[int]:
-        return list(self._links)
-
-    async def broker_status(self, broker_id: int) -> list[PartitionStatus]:
-        reply, _ = await self._links[broker_id].call(GetStatus())
-        assert isinstance(reply, StatusReply)
-        self.brokers_seen[broker_id] = self._clock.now_us()
-        return reply.partitions
+        return "active" if self.brokers.is_active(broker_id) else "inactive"
 
     def link_of(self, topic: str, partition: int) -> BrokerLink:
         """The leader of a partition."""
-        replicas = self._quorum.state.topic(topic).partitions[partition].replicas
-        link = self._links.get(replicas[0]) if replicas else None
+        found = self._quorum.state.topic(topic).partitions[partition]
+        if found.voters:
+            return LeaderLink(self.brokers, found)
+        link = self.brokers.link(found.replicas[0]) if found.replicas else None
         if link is None:
             raise UnavailableError(f"no broker that holds partition {partition} of topic {topic} is here now")
         return link
 
-    def links(self) -> list[BrokerLink]:
-        return list(self._links.values())
+    async def ask_leaders(self, request: Struct) -> list[Struct]:
+        """The answers of all brokers that lead something. One that went away has left its place to another, soon."""
+        deadline_us = self._clock.now_us() + int(LEADER_SEARCH_S * 1e6)
+        while True:
+            partitions = [partition for topic in self._quorum.state.topics.values() for partition in topic.partitions]
+            leaders = {self.brokers.leader_of(partition) for partition in partitions}
+            links = [link for broker_id in leaders if (link := self.brokers.link(broker_id)) is not None]
+            try:
+                return [(await link.call(request))[0] for link in links]
+            except (ConnectionLostError, RequestTimeoutError, ShuttingDownError):
+                if self._clock.now_us() > deadline_us:
+                    raise
+            await asyncio.sleep(_ASK_AGAIN_S)
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -93,20 +107,20 @@ class Registry:
         """A topic that its brokers have. One that is just being made is waited for; one whose files could not be made
         is tried again."""
         topic = self._quorum.state.topic(name)
-        if topic.partitions[0].uid in self._hosted:
+        if self.brokers.is_hosted(topic):
             return topic
-        async with self._changing:
+        async with self.changing:
             topic = self._quorum.state.topic(name)
-            await self._host(topic)
+            await self.brokers.host(topic)
             return topic
 
     async def create_topic(self, name: str, partitions: int, replication_factor: int) -> Topic:
         command = self._creation(name, partitions, replication_factor)
         if name in self._quorum.state.topics:
             raise TopicExistsError("Topic already exists", topic=name)
-        async with self._changing:
+        async with self.changing:
             topic: Topic = await self._quorum.propose(command)
-            await self._host(topic)
+            await self.brokers.host(topic)
             return topic
 
     def _creation(self, name: str, partitions: int, replication_factor: int) -> commands.CreateTopic:
@@ -115,26 +129,16 @@ class Registry:
             raise InvalidRequestError(f"partitions must be between 1 and {PARTITIONS_MAX}, not {partitions}")
         if not 1 <= replication_factor <= REPLICATION_FACTOR_MAX:
             raise InvalidRequestError(f"replication_factor must be between 1 and {REPLICATION_FACTOR_MAX}")
+        if not self._quorum.state.brokers:
+            raise UnavailableError("no broker has joined yet")
         uids = [uuid.uuid4().hex for _ in range(partitions)]
-        return commands.CreateTopic(name, uids, replication_factor, self._clock.now_us())
-
-    async def _host(self, topic: Topic) -> None:
-        uids = [partition.uid for partition in topic.partitions]
-        if uids[0] in self._hosted:
-            return
-        for link in self._links.values():
-            with contextlib.suppress(TopicExistsError):  # said twice: the broker has it
-                await link.call(CreateTopic(topic.name, len(uids), topic.replication_factor, uids))
-        self._hosted.add(uids[0])
+        return commands.CreateTopic(name, uids, replication_factor, self._clock.now_us(), self.brokers.active)
 
     async def delete_topic(self, name: str) -> Topic:
         self._quorum.state.topic(name)  # refused without a trace in the log
-        async with self._changing:
+        async with self.changing:
             topic: Topic = await self._quorum.propose(commands.DeleteTopic(name))
-            self._hosted.discard(topic.partitions[0].uid)
-            for link in self._links.values():
-                with contextlib.suppress(UnknownTopicError):
-                    await link.call(DeleteTopic(name))
+            await self.brokers.unhost(topic)
         state = self._quorum.state
         self.producers_seen = {known: seen for known, seen in self.producers_seen.items() if known in state.producers}
         self.consumers_seen = {known: seen for known, seen in self.consumers_seen.items() if known in state.consumers}
@@ -150,9 +154,9 @@ class Registry:
         else:
             create = self._creation(topic, 1, REPLICATION_FACTOR_DEFAULT)
             check_partition(topic, len(create.uids), partition)
-            async with self._changing:
+            async with self.changing:
                 producer = await self._propose_producer(topic, partition, create)
-                await self._host(self._quorum.state.topic(topic))
+                await self.brokers.host(self._quorum.state.topic(topic))
         self.producers_seen[producer.id] = self._clock.now_us()
         return producer
 

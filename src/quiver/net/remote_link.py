@@ -13,10 +13,13 @@ from msgspec import Struct
 from quiver.errors import ConnectionLostError, RequestTimeoutError
 from quiver.net.connection import Connection, open_connection
 from quiver.net.protocol import Buffer
-from quiver.wire.messages import REPLY_TO
+from quiver.wire.messages import REPLY_TO, CreateTopic, DeleteTopic
 
 CONNECT_TIMEOUT_S: Final = 2.0
 CALL_TIMEOUT_S: Final = 5.0
+# Thousands of directories take long on a slow disk. That it is not done yet says nothing about the connection.
+_SLOW_TIMEOUT_S: Final = 60.0
+_SLOW: Final = (CreateTopic, DeleteTopic)
 
 
 class RemoteLink:
@@ -38,13 +41,15 @@ class RemoteLink:
         self, request: Struct, payload: Buffer = b"", *, timeout_s: float = CALL_TIMEOUT_S
     ) -> tuple[Struct, tuple[Buffer, ...]]:
         """The typed reply and its payload. Raises what the other end answered, or that it is out of reach."""
-        connection = await self._connected()
+        connection = await self.connect()
+        slow = isinstance(request, _SLOW)
+        reply_type, payloads = REPLY_TO[type(request)], (payload,) if payload else ()
         try:
             reply, found = await connection.call(
-                request, REPLY_TO[type(request)], (payload,) if payload else (), timeout_s=timeout_s
+                request, reply_type, payloads, timeout_s=_SLOW_TIMEOUT_S if slow else timeout_s
             )
         except RequestTimeoutError:
-            if timeout_s <= CALL_TIMEOUT_S:  # what takes longer by nature says nothing about the connection
+            if not slow:
                 connection.abort()
             raise
         return reply, (found,) if found else ()
@@ -62,7 +67,8 @@ class RemoteLink:
         if self._connection is not None:
             self._connection.close()
 
-    async def _connected(self) -> Connection:
+    async def connect(self) -> Connection:
+        """The connection, made if there is none. Raises that the other end is out of reach."""
         if self._closed:
             raise ConnectionLostError(f"the connection to {self.address} is closed")
         if self._connection is not None and self._connection.is_open:

@@ -79,7 +79,7 @@ class CreateTopic(Struct, array_like=True, frozen=True):
 
 
 class DeleteTopic(Struct, array_like=True, frozen=True):
-    """`uid`, of the first partition, is said by a manager to a broker: it means this topic and no later one."""
+    """`uid`, of one of its partitions, is said by a manager to a broker: it means that broker alone."""
 
     name: Name
     uid: Annotated[str, Meta(max_length=64)] = ""
@@ -273,7 +273,7 @@ REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
     Produce: ProduceReply,
     Fetch: FetchReply,
     ListOffset: ListOffsetReply,
-    CommitPosition: Done,
+    CommitPosition: PositionReply,
     GetPosition: PositionReply,
     GetStatus: StatusReply,
     CountClient: CountReply,

@@ -1,0 +1,206 @@
+"""Who holds the partitions: the links to brokers, what each of them hosts, who was seen when, who leads.
+
+A topic is made in the quorum first; then every broker is told, also those that hold nothing of it, so that they know
+that it exists. It counts as hosted when a majority of each group has it. Who was away is brought up to date when it is
+back (`joining.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from quiver.clock import Clock
+from quiver.errors import QuiverError, RequestTimeoutError, TopicExistsError, UnavailableError, UnknownTopicError
+from quiver.manager.links import BrokerLink
+from quiver.metadata.state import Partition, Topic
+from quiver.types import PartitionStatus
+from quiver.wire.messages import CreateTopic, DeleteTopic, GetStatus, StatusReply
+
+logger = logging.getLogger("quiver.manager")
+
+# When a majority has a new topic, the others get so long before the creation is acknowledged without them.
+_STRAGGLER_S: Final = 1.0
+
+
+class Brokers:
+    def __init__(self, clock: Clock, silence_s: float) -> None:
+        self._clock = clock
+        self._silence_us = silence_s * 1e6
+        self._links: dict[int, BrokerLink] = {}
+        self._hosted: set[str] = set()  # topics that their brokers have, by the uid of their first partition
+        self._leaders: dict[str, tuple[int, int]] = {}  # by partition uid: term and broker
+        self.seen: dict[int, int] = {}
+        self.outdated: set[int] = set()  # brokers that have not heard of some change
+
+    # -- links ---------------------------------------------------------------------------------------------------
+
+    def attach(self, broker_id: int, link: BrokerLink) -> None:
+        self._links[broker_id] = link
+
+    def heard(self, broker_id: int) -> None:
+        self.seen[broker_id] = self._clock.now_us()
+
+    def link(self, broker_id: int) -> BrokerLink | None:
+        return self._links.get(broker_id)
+
+    @property
+    def attached(self) -> list[int]:
+        return list(self._links)
+
+    def is_active(self, broker_id: int) -> bool:
+        """Heard of within the time after which a silent broker counts as inactive."""
+        seen_us = self.seen.get(broker_id)
+        return seen_us is not None and self._clock.now_us() - seen_us <= self._silence_us
+
+    @property
+    def active(self) -> list[int]:
+        return [broker_id for broker_id in self._links if self.is_active(broker_id)]
+
+    async def status(self, broker_id: int) -> list[PartitionStatus]:
+        """What a broker has. Notes that it is here, and who leads as far as it knows."""
+        reply, _ = await self._links[broker_id].call(GetStatus())
+        assert isinstance(reply, StatusReply)
+        self.heard(broker_id)
+        for status in reply.partitions:
+            if status.leader and status.term >= self._leaders.get(status.uid, (0, 0))[0]:
+                self._leaders[status.uid] = (status.term, status.leader)
+        return reply.partitions
+
+    # -- leaders -------------------------------------------------------------------------------------------------
+
+    def leader_of(self, partition: Partition) -> int:
+        """The broker that leads, as far as is known; else the one that should."""
+        found = self._leaders.get(partition.uid)
+        return found[1] if found else partition.replicas[0] if partition.replicas else 0
+
+    def learn_leader(self, partition: Partition, broker_id: int) -> None:
+        """What a broker said that does not lead: 0 when it does not know who does."""
+        term = self._leaders.get(partition.uid, (0, 0))[0]
+        if broker_id:
+            self._leaders[partition.uid] = (term, broker_id)
+
+    def to_ask(self, partition: Partition, not_this: int) -> tuple[int, BrokerLink] | None:
+        """The leader, or another broker of the group when it was asked in vain."""
+        leader = self.leader_of(partition)
+        order = [leader, *(replica for replica in partition.replicas if replica != leader)]
+        if not_this in order:
+            at = order.index(not_this) + 1
+            order = order[at:] + order[:at]
+        return next(((broker_id, self._links[broker_id]) for broker_id in order if broker_id in self._links), None)
+
+    # -- topics --------------------------------------------------------------------------------------------------
+
+    def is_hosted(self, topic: Topic) -> bool:
+        return topic.partitions[0].uid in self._hosted
+
+    def note_hosted(self, topic: Topic) -> None:
+        self._hosted.add(topic.partitions[0].uid)
+
+    async def host(self, topic: Topic) -> None:
+        """Tells all brokers of a topic. Raises when too few of them have it now; those that are late are noted."""
+        if self.is_hosted(topic):
+            return
+        telling = {
+            broker_id: asyncio.ensure_future(self._make(broker_id, topic)) for broker_id in self.concerned(topic)
+        }
+        await _until_enough(topic, telling)
+        failed = {broker_id: error for broker_id, task in telling.items() if (error := _end(task)) is not None}
+        self.outdated.update(failed)
+        if not _has_majorities(topic, telling.keys() - failed.keys()):
+            missing = sorted(_replicas(topic) - (telling.keys() - failed.keys()))
+            late = UnavailableError(f"topic {topic.name} waits for its brokers {', '.join(map(str, missing))}")
+            raise next(iter(failed.values()), late)
+        self.note_hosted(topic)
+
+    async def _make(self, broker_id: int, topic: Topic) -> None:
+        with contextlib.suppress(TopicExistsError):  # said twice: the broker has it
+            await self._links[broker_id].call(_creation(topic))
+
+    async def unhost(self, topic: Topic) -> None:
+        """Tells all brokers that a topic is deleted. Raises when no one could do it; those that are late are noted."""
+        self._hosted.discard(topic.partitions[0].uid)
+        for partition in topic.partitions:
+            self._leaders.pop(partition.uid, None)
+        concerned = self.concerned(topic)
+        telling = [asyncio.ensure_future(self._drop(broker_id, topic)) for broker_id in concerned]
+        if telling:
+            await asyncio.wait(telling)
+        failed = {broker: error for broker, task in zip(concerned, telling, strict=True) if (error := _end(task))}
+        self.outdated.update(failed)
+        if failed and len(failed) == len(concerned):
+            raise next(iter(failed.values()))
+
+    async def _drop(self, broker_id: int, topic: Topic) -> None:
+        with contextlib.suppress(UnknownTopicError):
+            await self._links[broker_id].call(DeleteTopic(topic.name, topic.partitions[0].uid))
+
+    async def make_current(self, broker_id: int, name: str, has: dict[int, str], topic: Topic | None) -> None:
+        """Makes what a broker has of a name, by partition, what it should have. `topic` None: it was deleted."""
+        link = self._links[broker_id]
+        uids = {} if topic is None else {partition.number: partition.uid for partition in topic.partitions}
+        if any(uids.get(number) != uid for number, uid in has.items()):
+            # It was deleted while this broker was away, and its name may have been given to another one since.
+            logger.info("topic_dropped broker=%d topic=%s", broker_id, name)
+            with contextlib.suppress(UnknownTopicError):
+                await link.call(DeleteTopic(name, next(iter(has.values()))))
+            has = {}
+        if topic is None or broker_id not in self.concerned(topic):
+            return
+        holds = {partition.number for partition in topic.partitions if broker_id in partition.replicas}
+        if holds and holds <= has.keys():
+            return
+        try:
+            await link.call(_creation(topic))
+        except TopicExistsError:
+            if not holds:
+                # It knows the name and has nothing of it: perhaps of an earlier topic. To say it anew loses nothing.
+                await link.call(DeleteTopic(name, uids[0]))
+                await link.call(_creation(topic))
+
+    def concerned(self, topic: Topic) -> list[int]:
+        """Whom to tell of a topic: all. Without groups only who has it: each would make a group of its own."""
+        replicas = _replicas(topic)
+        grouped = not replicas or any(partition.voters for partition in topic.partitions)
+        return [broker_id for broker_id in self._links if grouped or broker_id in replicas]
+
+
+def _replicas(topic: Topic) -> set[int]:
+    return {replica for partition in topic.partitions for replica in partition.replicas}
+
+
+def _creation(topic: Topic) -> CreateTopic:
+    uids = [partition.uid for partition in topic.partitions]
+    voters = [list(partition.voters) for partition in topic.partitions]
+    return CreateTopic(topic.name, len(uids), topic.replication_factor, uids, voters if any(voters) else [])
+
+
+def _has_majorities(topic: Topic, brokers: set[int]) -> bool:
+    """Of each partition that is anywhere at all."""
+    groups = [partition.replicas for partition in topic.partitions if partition.replicas]
+    return all(sum(replica in brokers for replica in group) * 2 > len(group) for group in groups)
+
+
+async def _until_enough(topic: Topic, telling: Mapping[int, asyncio.Future[None]]) -> None:
+    """Returns when all are told, or a majority of each group is and the others had a moment more."""
+    waiting = set(telling.values())
+    while waiting:
+        done = {broker_id for broker_id, task in telling.items() if task.done() and task.exception() is None}
+        if _has_majorities(topic, done):
+            await asyncio.wait(waiting, timeout=_STRAGGLER_S)
+            return
+        _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _end(task: asyncio.Future[None]) -> QuiverError | None:
+    """What kept a broker from doing as it was told; who has not answered is no longer waited for."""
+    if not task.done():
+        task.cancel()
+        return RequestTimeoutError("the broker has not answered yet")
+    error = task.exception()
+    if error is not None and not isinstance(error, QuiverError):
+        raise error
+    return error

@@ -1,0 +1,110 @@
+"""Brokers of other nodes come in, say that they are there, and are told what they should have.
+
+A broker joins with its id, its address and the id of its disk, and says the same again every second. The manager keeps
+it in the quorum, connects to it, and after every new connection compares what it has with what it should have.
+
+Rule: who belongs to another cluster is refused. That is also what makes it safe to delete what the quorum does not
+know: only brokers that were told by this quorum what to have get that far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from quiver.errors import InvalidRequestError, QuiverError
+from quiver.manager.quorum import MetadataQuorum
+from quiver.manager.registry import Registry
+from quiver.metadata.state import Broker
+from quiver.net.remote_link import RemoteLink
+from quiver.types import NodeInfo
+from quiver.wire.messages import JoinCluster, JoinReply
+
+logger = logging.getLogger("quiver.manager")
+
+
+class Joining:
+    def __init__(self, quorum: MetadataQuorum, registry: Registry, cluster_id: str) -> None:
+        self._quorum = quorum
+        self._registry = registry
+        self._cluster_id = cluster_id
+        self._links: dict[int, RemoteLink] = {}
+        self._current: dict[int, int] = {}  # which connection of a broker it was brought up to date on
+        self._updates: dict[int, asyncio.Task[None]] = {}
+        self._door = asyncio.Lock()
+
+    async def join(self, request: JoinCluster) -> JoinReply:
+        if request.cluster_id not in ("", self._cluster_id):
+            raise InvalidRequestError(
+                f"broker {request.broker_id} belongs to cluster {request.cluster_id}, "
+                f"this manager to cluster {self._cluster_id}"
+            )
+        broker = Broker(request.broker_id, request.address, request.disk_id)
+        async with self._door:
+            link = self._links.get(broker.id)
+            if link is None or link.address != broker.endpoint or self._quorum.state.brokers.get(broker.id) != broker:
+                link = await self._take_in(broker, link)
+        self._registry.brokers.heard(broker.id)
+        if broker.id not in self._updates and not self._is_current(broker.id, link):
+            task = asyncio.get_running_loop().create_task(self._update(broker.id, link, request.cluster_id == ""))
+            self._updates[broker.id] = task
+            task.add_done_callback(lambda _: self._updates.pop(broker.id))
+        state = self._quorum.state
+        nodes = [NodeInfo(known.id, known.endpoint) for known in state.brokers.values()]
+        return JoinReply(self._cluster_id, nodes, state.applied)
+
+    def reconnect(self) -> None:
+        """After a start: brokers that are known are linked before they say that they are there."""
+        for broker in self._quorum.state.brokers.values():
+            if broker.id not in self._links:
+                self._attach(broker)
+
+    async def close(self) -> None:
+        for task in list(self._updates.values()):
+            task.cancel()
+        await asyncio.gather(*self._updates.values(), return_exceptions=True)
+        for link in self._links.values():
+            await link.close()
+
+    async def _take_in(self, broker: Broker, link: RemoteLink | None) -> RemoteLink:
+        if link is not None and link.address != broker.endpoint and link.is_open:
+            # Its process lives. Two that take turns under one id would each be told what the other should have.
+            raise InvalidRequestError(f"broker {broker.id} is at {link.address} already and answers there")
+        await self._registry.register_broker(broker)
+        if link is not None:
+            await link.close()
+        logger.info("broker_joined broker=%d address=%s disk=%d", broker.id, broker.endpoint, broker.disk_id)
+        return self._attach(broker)
+
+    def _attach(self, broker: Broker) -> RemoteLink:
+        link = self._links[broker.id] = RemoteLink(broker.endpoint, "manager")
+        self._current.pop(broker.id, None)
+        self._registry.brokers.attach(broker.id, link)
+        return link
+
+    def _is_current(self, broker_id: int, link: RemoteLink) -> bool:
+        outdated = broker_id in self._registry.brokers.outdated
+        return link.is_open and self._current.get(broker_id) == link.connections and not outdated
+
+    async def _update(self, broker_id: int, link: RemoteLink, newcomer: bool) -> None:
+        try:
+            await link.connect()
+            connection = link.connections
+            self._registry.brokers.outdated.discard(broker_id)
+            await self._bring_up_to_date(broker_id, newcomer)
+            self._current[broker_id] = connection
+        except QuiverError as error:  # the next heartbeat begins it again
+            self._registry.brokers.outdated.add(broker_id)
+            logger.warning("broker_not_current broker=%d error=%r", broker_id, error.message)
+
+    async def _bring_up_to_date(self, broker_id: int, newcomer: bool) -> None:
+        """One topic at a time, so that others can be made meanwhile."""
+        registry, topics = self._registry, self._quorum.state.topics
+        has: dict[str, dict[int, str]] = {}
+        for status in await registry.brokers.status(broker_id):
+            has.setdefault(status.topic, {})[status.partition] = status.uid
+        for name in [*has, *(name for name in topics if name not in has)]:
+            async with registry.changing:
+                if newcomer and name in has and name not in topics:
+                    await registry.adopt(broker_id, name, [uid for _, uid in sorted(has[name].items())])
+                await registry.brokers.make_current(broker_id, name, has.get(name, {}), topics.get(name))
