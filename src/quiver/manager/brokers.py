@@ -111,8 +111,7 @@ class Brokers:
         failed = {broker_id: error for broker_id, task in telling.items() if (error := _end(task)) is not None}
         self.outdated.update(failed)
         if not _has_majorities(topic, telling.keys() - failed.keys()):
-            missing = sorted(_replicas(topic) - (telling.keys() - failed.keys()))
-            late = UnavailableError(f"topic {topic.name} waits for its brokers {', '.join(map(str, missing))}")
+            late = UnavailableError(f"no broker that holds partitions of topic {topic.name} is here now, or too few")
             raise next(iter(failed.values()), late)
         self.note_hosted(topic)
 
@@ -150,7 +149,7 @@ class Brokers:
             has = {}
         if topic is None or broker_id not in self.concerned(topic):
             return
-        holds = {partition.number for partition in topic.partitions if broker_id in partition.replicas}
+        holds = {partition.number for partition in topic.partitions if broker_id in _group(partition)}
         if holds and holds <= has.keys():
             return
         try:
@@ -163,13 +162,14 @@ class Brokers:
 
     def concerned(self, topic: Topic) -> list[int]:
         """Whom to tell of a topic: all. Without groups only who has it: each would make a group of its own."""
-        replicas = _replicas(topic)
-        grouped = not replicas or any(partition.voters for partition in topic.partitions)
-        return [broker_id for broker_id in self._links if grouped or broker_id in replicas]
+        groups = [_group(partition) for partition in topic.partitions]
+        to_all = not any(groups) or any(partition.voters for partition in topic.partitions)
+        return [broker_id for broker_id in self._links if to_all or any(broker_id in group for group in groups)]
 
 
-def _replicas(topic: Topic) -> set[int]:
-    return {replica for partition in topic.partitions for replica in partition.replicas}
+def _group(partition: Partition) -> tuple[int, ...]:
+    """The brokers that have it: without a group only the first, whoever else was planned for it."""
+    return partition.replicas if partition.voters else partition.replicas[:1]
 
 
 def _creation(topic: Topic) -> CreateTopic:
@@ -180,8 +180,8 @@ def _creation(topic: Topic) -> CreateTopic:
 
 def _has_majorities(topic: Topic, brokers: set[int]) -> bool:
     """Of each partition that is anywhere at all."""
-    groups = [partition.replicas for partition in topic.partitions if partition.replicas]
-    return all(sum(replica in brokers for replica in group) * 2 > len(group) for group in groups)
+    groups = [_group(partition) for partition in topic.partitions]
+    return all(not group or sum(replica in brokers for replica in group) * 2 > len(group) for group in groups)
 
 
 async def _until_enough(topic: Topic, telling: Mapping[int, asyncio.Future[None]]) -> None:

@@ -58,7 +58,7 @@ class Registry:
         for topic in list(self._quorum.state.topics.values()):
             if topic.name in hosted:
                 self.brokers.note_hosted(topic)
-            else:
+            elif broker.id in self.brokers.concerned(topic):
                 await self.brokers.host(topic)  # a crash came between the quorum and the broker
         for name, uids in hosted.items():
             await self.adopt(broker.id, name, uids)
