@@ -1,8 +1,8 @@
 """The process of one node: `python -m quiver.cli.node`. The supervisor starts it; it also runs alone.
 
-It locks its directory, starts manager and broker, tells its parent, and serves until it is told to stop: by SIGTERM,
-SIGINT, or the end of its standard input, which is a pipe from the supervisor and closes when that dies. A node without
-a supervisor would otherwise keep the port and the directory from the next one.
+It locks its directory, starts what its role asks for, tells its parent, and serves until it is told to stop: by
+SIGTERM, SIGINT, or the end of its standard input, which is a pipe from the supervisor and closes when that dies. A node
+without a supervisor would otherwise keep the port and the directory from the next one.
 
 Rule: every import counts here (`quiver up` is ready in under a second): no typer, rich or pyarrow.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -20,11 +21,10 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
-from quiver.cli.embedded import EmbeddedNode
 from quiver.cli.lock import FileLock
 from quiver.cli.ready import EXIT_FAILED, EXIT_USER_MISTAKE, NodeReady, ReadyPipe, StartFailed
 from quiver.cli.settings import load_settings
@@ -48,7 +48,24 @@ _USER_ERRNOS = frozenset(
     }
 )
 
+# What one process can be. An embedded node is manager and broker in one.
+ROLES = ("embedded", "manager", "broker")
+
 logger = logging.getLogger("quiver.node")
+
+
+class Node(Protocol):
+    """`http` is empty for a node without an HTTP port."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def http(self) -> str: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings(_flags(arguments), arguments.config)
         check_listen_address(settings.host, settings.insecure)
-        with lock_directory(settings):
-            uvloop.run(serve(settings, parent))
+        with lock_directory(settings, arguments.role):
+            uvloop.run(serve(settings, parent, arguments.role))
         return 0
     except (QuiverError, OSError) as error:
         failure = explain(error, settings)
@@ -69,9 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return failure.code
 
 
-def lock_directory(settings: NodeSettings) -> FileLock:
-    """Makes DATA/broker-N and owns it: two processes that write one log would destroy it."""
-    directory = Path(settings.data_dir) / f"broker-{settings.node_id}"
+def lock_directory(settings: NodeSettings, role: str) -> FileLock:
+    """Makes DATA/broker-N or DATA/manager-N and owns it: two processes that write one log would destroy it."""
+    name = "manager-1" if role == "manager" else f"broker-{settings.node_id}"
+    directory = Path(settings.data_dir) / name
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(directory / "lock")
@@ -82,12 +100,23 @@ def lock_directory(settings: NodeSettings) -> FileLock:
     raise InvalidRequestError(f"the data directory {directory} is in use by another process")
 
 
-async def serve(settings: NodeSettings, parent: ReadyPipe) -> None:
+def make_node(settings: NodeSettings, role: str) -> Node:
+    if role == "embedded":
+        from quiver.cli.embedded import EmbeddedNode
+
+        return EmbeddedNode(settings)
+    from quiver.cli.cluster_nodes import BrokerNode, ManagerNode
+
+    return ManagerNode(settings) if role == "manager" else BrokerNode(settings)
+
+
+async def serve(settings: NodeSettings, parent: ReadyPipe, role: str) -> None:
     """Runs the node until something asks it to stop."""
     stop = asyncio.Event()
     _watch_for_stop(asyncio.get_running_loop(), stop)
-    node = EmbeddedNode(settings)
-    await node.start()  # a stop that is asked for meanwhile is done right after: recovery is not cut short
+    node = make_node(settings, role)
+    if not await _start(node, stop, role):
+        return
     try:
         logger.info("node_ready id=%d address=%s http=%s", settings.node_id, node.address, node.http)
         parent.report(NodeReady(settings.node_id, os.getpid(), node.address, node.http))
@@ -95,6 +124,24 @@ async def serve(settings: NodeSettings, parent: ReadyPipe) -> None:
         logger.info("node_stopping id=%d", settings.node_id)
     finally:
         await node.stop()
+
+
+async def _start(node: Node, stop: asyncio.Event, role: str) -> bool:
+    """False when it was told to stop before it served."""
+    if role != "broker":
+        await node.start()  # a stop that is asked for meanwhile is done right after: recovery is not cut short
+        return True
+    # A broker waits for its manager, for ever if need be; that wait can be ended.
+    starting, stopping = asyncio.ensure_future(node.start()), asyncio.ensure_future(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if starting.done():
+        stopping.cancel()
+        starting.result()
+        return True
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting
+    return False
 
 
 def explain(error: QuiverError | OSError, settings: NodeSettings | None) -> StartFailed:
@@ -137,7 +184,7 @@ def _on_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("data_dir", "node_id", "host", "port", "http_port", "metadata_url", "insecure")
+    names = ("data_dir", "node_id", "host", "port", "http_port", "metadata_url", "insecure", "manager")
     return {name: getattr(arguments, name) for name in names}
 
 
@@ -149,6 +196,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, help="port to listen on; 0 takes a free one")
     parser.add_argument("--http-port", type=int, help="port of the HTTP API; 0 takes a free one")
     parser.add_argument("--metadata-url", help="SQL database for metadata; SQLite in the data directory when not given")
+    parser.add_argument("--role", choices=ROLES, default="embedded", help="what to run; default: both in one")
+    parser.add_argument("--manager", help="address of the manager, for a broker")
     parser.add_argument("--insecure", action="store_true", default=None, help="allow an address that is not loopback")
     parser.add_argument("--config", help="settings file; quiver.toml of the current directory when not given")
     parser.add_argument("--ready-fd", type=int, help="descriptor that gets one JSON line when the node serves")
