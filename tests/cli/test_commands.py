@@ -59,7 +59,7 @@ def test_bad_topic_names_are_refused_before_anything_is_asked(command: tuple[str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["up", "--brokers", "3"], "--brokers 3 is not there yet"),
+        (["up", "--managers", "3"], "--managers 3 is not there yet"),
         (["up", "--managers", "0"], "--managers 0 is not there yet"),
         (["up", "--port", "70000"], "less than or equal to 65535"),
         (["up", "--config", "none.toml"], "the settings file none.toml does not exist"),

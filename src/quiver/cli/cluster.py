@@ -24,6 +24,7 @@ from quiver.errors import InvalidRequestError, UnavailableError
 # The supervisor gives its nodes 10 s and then kills them, so it is gone well before this.
 DOWN_TIMEOUT_S = 30.0
 _POLL_S = 0.03
+BROKERS_MAX = 100
 
 HttpPort = Annotated[
     int | None,
@@ -46,6 +47,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog=examples(
             "quiver up",
+            "quiver up --brokers 3",
             "quiver up --detach --data-dir /var/lib/quiver",
             "quiver up --port 0 --detach",
             "quiver up --host 0.0.0.0 --insecure",
@@ -55,7 +57,15 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    brokers: Annotated[int, typer.Option(help="Number of brokers. Only 1 for now.")] = 1,
+    brokers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=BROKERS_MAX,
+            show_default=False,
+            help="Number of broker processes. Default: as many as the data directory has, else 1.",
+        ),
+    ] = None,
     managers: Annotated[int, typer.Option(help="Number of managers. Only 1 for now.")] = 1,
     data_dir: DataDir = None,
     host: Annotated[
@@ -64,7 +74,10 @@ def up(
     port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=PORT_MAX, show_default=False, help=f"Port; 0 takes a free one. Default: {PORT_DEFAULT}."
+            min=0,
+            max=PORT_MAX,
+            show_default=False,
+            help=f"Port, of several nodes the first; 0 takes free ones. Default: {PORT_DEFAULT}.",
         ),
     ] = None,
     http_port: HttpPort = None,
@@ -80,13 +93,13 @@ def up(
 ) -> None:
     """Start a cluster on this machine.
 
-    It keeps messages in the data directory and restarts a node that dies.
+    It keeps messages in the data directory and restarts a node that dies. One broker is a single process; with more,
+    a manager and each broker are processes of their own, and topics are replicated on up to three brokers.
 
     Settings come from these options, then QUIVER_* variables, then quiver.toml.
     """
-    for name, count in (("brokers", brokers), ("managers", managers)):
-        if count != 1:
-            raise InvalidRequestError(f"--{name} {count} is not there yet: this version runs one node, --{name} 1")
+    if managers != 1:
+        raise InvalidRequestError(f"--managers {managers} is not there yet: this version runs one manager")
     flags = {
         "data_dir": data_dir,
         "host": host,
@@ -95,7 +108,7 @@ def up(
         "metadata_url": metadata_url,
         "insecure": insecure or None,
     }
-    plan = make_plan(flags, restart=not no_restart, config=config)
+    plan = make_plan(flags, restart=not no_restart, config=config, brokers=brokers)
     if detach:
         ready = start_detached(plan, say)
         where = ", ".join((*ready.servers, *ready.http))

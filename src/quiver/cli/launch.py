@@ -21,7 +21,7 @@ from typing import Any
 
 from quiver.cli.cluster_file import Cluster, find_running, supervisor_lock
 from quiver.cli.ready import EXIT_USER_MISTAKE, ClusterReady, ReadyPipe, StartFailed, last_words, parse_report
-from quiver.cli.settings import CONFIG_DEFAULT, load_settings
+from quiver.cli.settings import CONFIG_DEFAULT, PORT_MAX, load_settings
 from quiver.cli.supervisor import Ended, NodeSpec, Supervisor
 from quiver.errors import InvalidRequestError, QuiverError, RequestError, UnavailableError
 
@@ -42,6 +42,7 @@ class Plan:
     insecure: bool
     restart: bool
     config: str | None
+    brokers: int = 1
 
     def arguments(self) -> tuple[str, ...]:
         """The flags that a node and the detached supervisor share."""
@@ -54,10 +55,27 @@ class Plan:
             found += ["--config", self.config]
         return tuple(found)
 
+    def specs(self) -> list[NodeSpec]:
+        """One embedded node, or a manager and brokers, on ports one after the other."""
+        # -P: a file of the user's directory must not stand in for a module of ours.
+        command = (sys.executable, "-P", "-m", "quiver.cli.node", *self.arguments(), "--node-id")
+        if self.brokers == 1:
+            return [NodeSpec("broker-1", 1, (*command, "1"), self.port, self.http_port)]
+        manager = (*command, "1", "--role", "manager")
+        specs = [NodeSpec("manager-1", 1, manager, self.port, self.http_port, "manager")]
+        for number in range(1, self.brokers + 1):
+            port = self.port + number if self.port else 0
+            broker = (*command, str(number), "--role", "broker")
+            specs.append(NodeSpec(f"broker-{number}", number, broker, port, 0, "broker"))
+        return specs
 
-def make_plan(flags: dict[str, Any], *, restart: bool, config: str | None) -> Plan:
+
+def make_plan(flags: dict[str, Any], *, restart: bool, config: str | None, brokers: int | None = None) -> Plan:
     settings = load_settings(flags, config)
     used = Path(config or CONFIG_DEFAULT)
+    count = decide_brokers(brokers, Path(settings.data_dir))
+    if settings.port + count > PORT_MAX:
+        raise InvalidRequestError(f"port {settings.port} leaves no room for {count} brokers above it")
     return Plan(
         data_dir=Path(settings.data_dir).absolute(),
         host=settings.host,
@@ -67,7 +85,20 @@ def make_plan(flags: dict[str, Any], *, restart: bool, config: str | None) -> Pl
         insecure=settings.insecure,
         restart=restart,
         config=str(used.absolute()) if used.exists() else None,
+        brokers=count,
     )
+
+
+def decide_brokers(asked: int | None, data_dir: Path) -> int:
+    """As many as were asked for, else as many as the data directory has. Never fewer: their messages would miss."""
+    held = max((int(path.name[7:]) for path in data_dir.glob("broker-*") if path.name[7:].isdigit()), default=1)
+    if asked is None:
+        return held
+    if asked < held:
+        raise InvalidRequestError(
+            f"{data_dir.absolute()} has the messages of {held} brokers; --brokers {asked} would leave some out"
+        )
+    return asked
 
 
 def run_cluster(plan: Plan, say: Callable[[str], None], on_ready: Callable[[Cluster], None]) -> Ended:
@@ -77,10 +108,8 @@ def run_cluster(plan: Plan, say: Callable[[str], None], on_ready: Callable[[Clus
     if not lock.acquire(SUPERVISOR_LOCK_WAIT_S):
         raise already_running(plan.data_dir)
     with lock:
-        # -P: a file of the user's directory must not stand in for a module of ours.
-        command = (sys.executable, "-P", "-m", "quiver.cli.node", *plan.arguments(), "--node-id", "1")
-        specs = [NodeSpec("broker-1", 1, command, plan.port, plan.http_port)]
-        return asyncio.run(Supervisor(plan.data_dir, specs, restart=plan.restart, say=say, on_ready=on_ready).run())
+        supervisor = Supervisor(plan.data_dir, plan.specs(), restart=plan.restart, say=say, on_ready=on_ready)
+        return asyncio.run(supervisor.run())
 
 
 def start_detached(plan: Plan, say: Callable[[str], None]) -> ClusterReady:
@@ -90,7 +119,7 @@ def start_detached(plan: Plan, say: Callable[[str], None]) -> ClusterReady:
         raise already_running(plan.data_dir)
     log_path = plan.data_dir / "logs" / "supervisor.log"
     command = [sys.executable, "-P", "-m", "quiver.cli.launch", *plan.arguments(), "--port", str(plan.port)]
-    command += ["--http-port", str(plan.http_port)]
+    command += ["--http-port", str(plan.http_port), "--brokers", str(plan.brokers)]
     if not plan.restart:
         command.append("--no-restart")
     read_fd, write_fd = os.pipe()
@@ -157,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: getattr(arguments, name) for name in ("data_dir", "host", "port", "http_port", "metadata_url", "insecure")
     }
     try:
-        plan = make_plan(flags, restart=not arguments.no_restart, config=arguments.config)
+        plan = make_plan(flags, restart=not arguments.no_restart, config=arguments.config, brokers=arguments.brokers)
         ended = run_cluster(plan, say_on_stderr, announce)
     except QuiverError as error:
         ended = Ended(EXIT_USER_MISTAKE if isinstance(error, RequestError) else 1, error.message)
@@ -181,6 +210,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parser.add_argument("--http-port", type=int)
+    parser.add_argument("--brokers", type=int)
     parser.add_argument("--metadata-url")
     parser.add_argument("--insecure", action="store_true", default=None)
     parser.add_argument("--no-restart", action="store_true")

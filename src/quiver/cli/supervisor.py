@@ -31,13 +31,15 @@ STOP_TIMEOUT_S: Final = 10.0  # a node that has not stopped by then is killed
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One process to keep running. `command` gets `--port`, `--http-port` and `--ready-fd` added at each start."""
+    """One process to keep running. `command` gets `--port`, `--http-port` and `--ready-fd` added at each start, and
+    `--manager` when it is a broker of its own: those start when the manager serves."""
 
     name: str
     id: int
     command: tuple[str, ...]
     port: int
     http_port: int
+    role: str = "embedded"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Supervisor:
         self._on_ready = on_ready
         self._stop_timeout_s = stop_timeout_s
         self._announced = False
+        self._manager_ready = asyncio.Event()
 
     async def run(self) -> Ended:
         """Until SIGTERM, SIGINT or SIGHUP, or a node that must not be restarted. The caller holds the lock."""
@@ -115,7 +118,10 @@ class Supervisor:
             for task in (stopping, *keepers):
                 task.cancel()
             await asyncio.gather(stopping, *keepers, return_exceptions=True)
-            await asyncio.gather(*(self._stop(node) for node in self._nodes))
+            # Brokers last: what the manager still answers needs them.
+            for brokers in (False, True):
+                stopping_now = [node for node in self._nodes if (node.spec.role == "broker") is brokers]
+                await asyncio.gather(*(self._stop(node) for node in stopping_now))
             remove_cluster(self._data_dir)
         return ended
 
@@ -148,12 +154,17 @@ class Supervisor:
 
     async def _start(self, node: _Node) -> tuple[Process, NodeReady | StartFailed | None]:
         """A new process, and what it said when it was ready or gave up; None when it died silently."""
+        arguments = ["--port", str(node.port), "--http-port", str(node.http_port)]
+        if node.spec.role == "broker":
+            await self._manager_ready.wait()
+            managers = [other.ready.address for other in self._nodes if other.spec.role == "manager" and other.ready]
+            arguments += ["--manager", managers[0]]
         read_fd, write_fd = os.pipe()
         try:
             with node.log_path.open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
                     *node.spec.command,
-                    *("--port", str(node.port), "--http-port", str(node.http_port), "--ready-fd", str(write_fd)),
+                    *(*arguments, "--ready-fd", str(write_fd)),
                     stdin=PIPE,
                     stdout=log,
                     stderr=log,
@@ -172,17 +183,13 @@ class Supervisor:
         """Tells the world where the nodes are, as soon as each has served once."""
         restarted = node.ready is not None
         node.ready = ready
-        node.port, node.http_port = (int(url.rpartition(":")[2]) for url in (ready.address, ready.http))
-        known = [other.ready for other in self._nodes if other.ready is not None]
-        if len(known) < len(self._nodes):
+        node.port = _port_of(ready.address)
+        node.http_port = _port_of(ready.http) if ready.http else node.http_port
+        if node.spec.role == "manager":
+            self._manager_ready.set()
+        if any(other.ready is None for other in self._nodes):
             return
-        cluster = Cluster(
-            servers=tuple(entry.address for entry in known),
-            brokers=tuple(BrokerEntry(entry.id, entry.pid, entry.address) for entry in known),
-            supervisor=SupervisorEntry(os.getpid()),
-            managers=tuple(ManagerEntry(entry.id, entry.pid, entry.http, entry.address) for entry in known),
-            http=tuple(entry.http for entry in known),
-        )
+        cluster = self._cluster()
         try:
             write_cluster(self._data_dir, cluster)
         except OSError as error:
@@ -193,6 +200,19 @@ class Supervisor:
         if not self._announced:
             self._announced = True
             self._on_ready(cluster)
+
+    def _cluster(self) -> Cluster:
+        known = [(node.spec.role, node.ready) for node in self._nodes if node.ready is not None]
+        managers = [entry for role, entry in known if role != "broker"]
+        brokers = [entry for role, entry in known if role != "manager"]
+        return Cluster(
+            # An SDK may ask any node; brokers first, because a manager may be one of one.
+            servers=tuple(dict.fromkeys(entry.address for entry in (*brokers, *managers))),
+            brokers=tuple(BrokerEntry(entry.id, entry.pid, entry.address) for entry in brokers),
+            supervisor=SupervisorEntry(os.getpid()),
+            managers=tuple(ManagerEntry(entry.id, entry.pid, entry.http, entry.address) for entry in managers),
+            http=tuple(entry.http for entry in managers),
+        )
 
     async def _stop(self, node: _Node) -> None:
         process = node.process
@@ -207,6 +227,10 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 async def _read_line(fd: int) -> bytes:
