@@ -217,8 +217,7 @@ class PartitionSender:
             batch.epoch,
             batch.sequence,
         )
-        reply = connection.submit(request, (batch.payload,))
-        reply.add_done_callback(lambda _: self.wake())
+        reply = connection.submit(request, (batch.payload,), self.wake)
         self._window.append(InFlight(batch, reply, self._deadline_s(batch), connection))
 
     async def _writable_leader(self, batch: Batch) -> Connection:
@@ -338,8 +337,8 @@ class PartitionSender:
 
     def _acknowledge(self, batch: Batch, base_offset: int) -> None:
         self._attempt = 0
-        batch.delivery.settle(base_offset)
         self._settled(batch)
+        batch.delivery.settle(base_offset)  # last: the thread it wakes waits for the interpreter until this one rests
 
     def _give_up(self, batch: Batch, error: QuiverError) -> None:
         batch.delivery.settle(-1, error)

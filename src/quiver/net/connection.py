@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -30,6 +30,7 @@ from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet
 _WRITE_BUFFER_BYTES_MAX = 8 * MIB
 
 R = TypeVar("R", bound=Struct)
+Answered = Callable[[], None]
 C = TypeVar("C", bound="Connection")
 _decoders: dict[type[Struct], msgspec.msgpack.Decoder[Any]] = {}
 
@@ -52,20 +53,26 @@ class Connection(PacketProtocol):
     def __init__(self, address: str) -> None:
         super().__init__(FRAME_BYTES_MAX, _WRITE_BUFFER_BYTES_MAX)
         self.address = address
-        self._waiting: dict[int, asyncio.Future[Packet]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Packet], Answered | None]] = {}
         self._correlations = itertools.count(1)
         self._refusal: QuiverError | None = None  # said to the whole connection; it may come before the first request
 
-    def submit(self, request: Struct, payload: Sequence[Buffer] = ()) -> asyncio.Future[Packet]:
-        """Sends at once and returns the future reply packet; the order of calls is the order on the wire."""
+    def submit(
+        self, request: Struct, payload: Sequence[Buffer] = (), answered: Answered | None = None
+    ) -> asyncio.Future[Packet]:
+        """Sends at once and returns the future reply packet; the order of calls is the order on the wire.
+
+        `answered` is called when the future is done: of a reply at once, where a callback of it would wait for a turn.
+        """
         future: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
         if self._refusal is not None or not self.is_open:
             lost = ConnectionLostError(f"the connection to {self.address} is closed")
             future.set_exception(self._refusal or lost)
+            future.add_done_callback(functools.partial(self._ended, 0, answered))
             return future
         correlation = next(self._correlations)
-        self._waiting[correlation] = future
-        future.add_done_callback(functools.partial(self._ended, correlation))
+        self._waiting[correlation] = future, answered
+        future.add_done_callback(functools.partial(self._ended, correlation, answered))
         self.send_packet(KIND_OF[type(request)], 0, correlation, request, payload)
         return future
 
@@ -93,7 +100,7 @@ class Connection(PacketProtocol):
     # -- asyncio's side ------------------------------------------------------------------------------------------
 
     def packet_received(self, packet: Packet) -> None:
-        future = self._waiting.get(packet.correlation)
+        future, answered = self._waiting.get(packet.correlation, (None, None))
         if future is None and packet.flags & FLAG_ERROR and packet.correlation == 0:
             self._refusal = _error_of(packet)
             self._fail_all(self._refusal)
@@ -103,6 +110,8 @@ class Connection(PacketProtocol):
             future.set_exception(_error_of(packet))
         else:
             future.set_result(packet)
+            if answered is not None:
+                answered()
 
     def protocol_failed(self, error: ProtocolError) -> None:
         self._fail_all(error)
@@ -113,13 +122,14 @@ class Connection(PacketProtocol):
         why = f": {exc}" if exc else ""
         self._fail_all(ConnectionLostError(f"the connection to {self.address} was lost{why}"))
 
-    def _ended(self, correlation: int, future: asyncio.Future[Packet]) -> None:
+    def _ended(self, correlation: int, answered: Answered | None, future: asyncio.Future[Packet]) -> None:
         self._waiting.pop(correlation, None)
-        if not future.cancelled():
-            future.exception()  # counts as seen: one who asked and went away is no reason for asyncio to complain
+        # Asking for the error counts as seen: one who asked and went away is no reason for asyncio to complain.
+        if not future.cancelled() and future.exception() is not None and answered is not None:
+            answered()
 
     def _fail_all(self, error: QuiverError) -> None:
-        for future in list(self._waiting.values()):
+        for future, _ in list(self._waiting.values()):
             if not future.done():
                 future.set_exception(error)
 
