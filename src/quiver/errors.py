@@ -179,7 +179,7 @@ class DeliveryTimeoutError(DeliveryError):
 
 
 class BufferFullError(DeliveryError):
-    pass
+    """`facts` has accepted: how many records of this call were taken before."""
 
 
 class UsageError(QuiverError):

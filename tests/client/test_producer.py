@@ -236,6 +236,13 @@ def test_messages_up_to_the_limit_are_stored(servers: str, topic: str) -> None:
     assert [len(value or b"") for value in stored(servers, topic)] == [MIB, MIB - 10, MIB, MIB, MIB]
 
 
+def test_large_key_and_large_value_of_different_records_are_not_one_large_message(servers: str, topic: str) -> None:
+    keys, values = [b"k" * (MESSAGE_BYTES_MAX - 1), b"k"], [b"v", b"v" * (MESSAGE_BYTES_MAX - 1)]
+    with Producer(servers, batch_bytes=4 * MIB) as producer:
+        producer.send_many(topic, values, keys=keys).result(30)
+    assert [(record.key, record.value) for record in read_all(servers, topic)] == list(zip(keys, values, strict=True))
+
+
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_message_at_the_limit_that_does_not_compress_is_stored(
     servers: str, topic: str, compression: str | None

@@ -143,6 +143,23 @@ def test_buffer_that_stays_full_raises_and_keeps_what_it_accepted(
     assert stored(servers, topic) == [b"first", *(value for _, value in accepted), b"after"]
 
 
+def test_send_many_that_is_cut_short_says_how_many_records_it_accepted(proxy: Proxy, servers: str, topic: str) -> None:
+    values = [b"%04d" % number + b"x" * 96 for number in range(500)]
+    with Producer(proxy.address, batch_bytes=1_000, buffer_bytes=10_000, block_timeout=0.2) as producer:
+        producer.send(topic, b"first").result(10)
+        proxy.delay_s = 1.0
+        with pytest.raises(BufferFullError, match=r"only \d+ records were accepted") as caught:
+            producer.send_many(topic, values)
+        with pytest.raises(BufferFullError, match="this record was not accepted") as refused:
+            producer.send(topic, b"one more")
+        proxy.delay_s = 0.0
+        producer.flush(20)
+    accepted = caught.value.facts["accepted"]
+    assert 0 < accepted < len(values)
+    assert refused.value.facts == {"accepted": 0}
+    assert stored(servers, topic) == [b"first", *values[:accepted]]
+
+
 def test_record_larger_than_what_is_left_of_the_buffer_still_goes(servers: str, topic: str) -> None:
     with Producer(servers, batch_bytes=1_000, buffer_bytes=2_000) as producer:
         futures = [producer.send(topic, b"x" * 100_000) for _ in range(20)]

@@ -122,8 +122,8 @@ class _Link:
                 raw = self._rewritten(packet)
             cut = self._pending.pop(packet.correlation, None)
             if cut is None or cut.step is Step.AFTER_REPLY:
+                self._proxy.bytes_to_client += len(raw)  # first: the client may have read them before the next line
                 self._client_writer.write(raw)
-                self._proxy.bytes_to_client += len(raw)
             elif cut.step is Step.IN_REPLY:
                 self._client_writer.write(raw[: len(raw) // 2])
             if cut is not None:

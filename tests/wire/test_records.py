@@ -188,34 +188,38 @@ def test_empty_table_gives_no_batch() -> None:
 def test_split_gives_every_record_once_and_pieces_about_the_limit(sizes: list[int], bytes_max: int) -> None:
     batch = batch_from_lists([1], None, [bytes([size % 251]) * size for size in sizes], None)
     pieces = list(split_batch(batch, bytes_max))
-    assert rows_of(pieces) == rows_of([batch])
-    for piece in pieces:
-        assert piece.num_rows == 1 or piece.nbytes <= bytes_max + bytes_max // 4
+    assert rows_of([piece for piece, _ in pieces]) == rows_of([batch])
+    for piece, size in pieces:
+        assert size == piece.nbytes
+        assert piece.num_rows == 1 or size <= bytes_max + bytes_max // 4
 
 
 def test_split_leaves_a_small_batch_as_it_is_and_makes_few_pieces() -> None:
     batch = make_batch(1000)
-    assert list(split_batch(batch, batch.nbytes)) == [batch]
+    assert list(split_batch(batch, batch.nbytes)) == [(batch, batch.nbytes)]
     pieces = list(split_batch(batch, batch.nbytes // 4))
     assert 4 <= len(pieces) <= 8
 
 
 def test_split_shares_the_memory() -> None:
     batch = batch_from_lists([1], None, [bytes(1000)] * 100, None)
-    for piece in split_batch(batch, 5000):
+    for piece, _ in split_batch(batch, 5000):
         assert piece.column("value").buffers()[2].address == batch.column("value").buffers()[2].address
 
 
 def test_piece_of_a_split_is_encoded_without_the_rest() -> None:
     batch = batch_from_lists([1], None, [bytes(1000)] * 100, None)
     for compression in COMPRESSIONS:
-        assert sum(len(encode_batch(piece, compression)) for piece in split_batch(batch, 10_000)) < 130_000
+        assert sum(len(encode_batch(piece, compression)) for piece, _ in split_batch(batch, 10_000)) < 130_000
 
 
-def test_largest_record_is_never_underestimated() -> None:
-    batch = batch_from_lists([1], [b"kk", None, b"k"], [b"v" * 10, b"v" * 30, None], None)
-    assert 30 <= largest_record_bytes(batch) <= 32
-    assert largest_record_bytes(batch_from_lists([1], None, [None, None], None)) == 0
+@given(rows=st.lists(st.tuples(BLOBS, BLOBS), min_size=1, max_size=30))
+@settings(deadline=None)
+def test_largest_record_is_a_value_with_its_own_key(rows: list[tuple[bytes | None, bytes | None]]) -> None:
+    keys, values = (list(column) for column in zip(*rows, strict=True))
+    expected = max(len(key or b"") + len(value or b"") for key, value in rows)
+    assert largest_record_bytes(batch_from_lists([1], keys, values, None)) == expected
+    assert largest_record_bytes(batch_from_lists([1], None, values, None)) == max(len(value or b"") for value in values)
 
 
 # -- decoding --------------------------------------------------------------------------------------------------------

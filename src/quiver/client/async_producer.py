@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
-from quiver.client.delivery import BatchesFuture, RecordFuture
+from quiver.client.delivery import BatchesFuture, Delivery, RecordFuture
 from quiver.client.producer import ProducerEngine
 
 
@@ -51,12 +51,13 @@ class AsyncProducer:
     ) -> BatchesFuture:
         engine = self._ready()
         info = engine.known_topic(topic) or await engine.topic(topic)
-        deliveries, counts = [], []
-        for number, batch in engine.plan_many(info, records, keys, partition):
+        deliveries: list[Delivery] = []
+        counts: list[int] = []
+        for planned in engine.plan_many(info, records, keys, partition):
             if not engine.has_room():
-                await engine.until_room()
-            deliveries.append(engine.add_batch(info, number, batch))
-            counts.append(batch.num_rows)
+                await engine.until_room(sum(counts))
+            deliveries.append(engine.add_batch(info, planned))
+            counts.append(planned.records.num_rows)
         return BatchesFuture(deliveries, counts)
 
     async def flush(self, timeout: float | None = None) -> None:

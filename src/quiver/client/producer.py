@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from crc32c import crc32c
@@ -55,10 +55,20 @@ IN_FLIGHT_MAX: Final = 5
 _BATCH_ROOM_BYTES: Final = 16 * 1024
 # Slices of a table are allowed to be a quarter over their size; the largest must still be a batch.
 _SLICE_BYTES_MAX: Final = (BATCH_BYTES_MAX - _BATCH_ROOM_BYTES) * 4 // 5
+# A thread that waits for room goes on when there is this much, or an eighth of a small buffer.
+_ROOM_BYTES_MIN: Final = 2 * MIB
 # What a header costs beside its bytes.
 _HEADER_OVERHEAD_BYTES: Final = 16
 # Records of a list that are turned into Arrow at once, so that a generator of a billion needs little memory.
 _LIST_CHUNK: Final = 100_000
+
+
+class Planned(NamedTuple):
+    """Records on their way into one batch. `timestamps` is their range where it is known without looking."""
+
+    partition: int
+    records: pa.RecordBatch
+    timestamps: tuple[int, int] | None
 
 
 class ProducerEngine:
@@ -90,6 +100,7 @@ class ProducerEngine:
         self._linger_s = linger_ms / 1000
         self._batch_bytes = min(batch_bytes, BATCH_BYTES_MAX - _BATCH_ROOM_BYTES)
         self._buffer_bytes = buffer_bytes
+        self._room_bytes_min = min(buffer_bytes // 8, _ROOM_BYTES_MIN)
         self._message_bytes_max = message_bytes_max
         self._compression = compression
         self._delivery_timeout_s = delivery_timeout
@@ -129,16 +140,23 @@ class ProducerEngine:
     def has_room(self) -> bool:
         return self._buffered_bytes < self._buffer_bytes
 
-    def wait_for_room(self) -> None:
-        """Blocks the calling thread while the buffer is full."""
-        with self._room:
-            if not self._room.wait_for(lambda: self.has_room() or self._closed, self.block_timeout_s):
-                raise self._buffer_full()
+    def wait_for_room(self, accepted: int = 0) -> None:
+        """Blocks the calling thread while the buffer is full; `accepted` are the records of this call that are in it.
 
-    def _buffer_full(self) -> BufferFullError:
-        return BufferFullError(
-            f"{self._buffered_bytes} bytes wait to be sent for {self.block_timeout_s:g} s; this record was not accepted"
-        )
+        Until there is room for a few batches: woken for each single one, it would fight the sender for the interpreter.
+        """
+        with self._room:
+            self._room.wait_for(lambda: self._has_much_room() or self._closed, self.block_timeout_s)
+            if not self.has_room() and not self._closed:
+                raise self._buffer_full(accepted)
+
+    def _has_much_room(self) -> bool:
+        return self._buffered_bytes <= self._buffer_bytes - self._room_bytes_min
+
+    def _buffer_full(self, accepted: int) -> BufferFullError:
+        waiting = f"{self._buffered_bytes} bytes wait to be sent for {self.block_timeout_s:g} s"
+        what = f"only {accepted} records were accepted" if accepted else "this record was not accepted"
+        return BufferFullError(f"{waiting}; {what}", accepted=accepted)
 
     def add(
         self,
@@ -180,11 +198,12 @@ class ProducerEngine:
             self._wake(sender)
         return future
 
-    def add_batch(self, topic: TopicInfo, partition: int, records: pa.RecordBatch) -> Delivery:
+    def add_batch(self, topic: TopicInfo, planned: Planned) -> Delivery:
         """Encodes in the calling thread and queues the result."""
+        partition, records, timestamps = planned
         batch = Batch(Delivery(topic.name, partition), self._loop.time())
         batch.record_count = records.num_rows
-        batch.timestamp_min, batch.timestamp_max = timestamp_range(records)
+        batch.timestamp_min, batch.timestamp_max = timestamps or timestamp_range(records)
         batch.payload = encode_batch(records, self._compression)
         batch.payload_crc = crc32c(batch.payload)
         batch.size_bytes = len(batch.payload)
@@ -206,27 +225,29 @@ class ProducerEngine:
         else:
             self._loop.call_soon_threadsafe(sender.wake)
 
-    def plan_many(
-        self, topic: TopicInfo, records: Any, keys: Any, partition: int | None
-    ) -> list[tuple[int, pa.RecordBatch]]:
-        """(partition, batch) pairs of at most `batch_bytes` each. All records are checked before any is sent."""
+    def plan_many(self, topic: TopicInfo, records: Any, keys: Any, partition: int | None) -> list[Planned]:
+        """Batches of at most `batch_bytes` each. All records are checked before any is sent."""
         now_us = self._clock.now_us()
+        timestamps: tuple[int, int] | None = (now_us, now_us)
         if isinstance(records, (pa.Table, pa.RecordBatch)):
             if keys is not None:
                 raise InvalidRequestError("keys go into the table's column 'key'")
             batches = batches_from_table(records, now_us)
+            timestamps = None if "timestamp" in records.schema.names else timestamps
         else:
             batches = list(_batches_of_list(records, keys, now_us))
-        planned: list[tuple[int, pa.RecordBatch]] = []
+        planned: list[Planned] = []
+        limit = self._message_bytes_max
         for batch in batches:
-            if largest_record_bytes(batch) > self._message_bytes_max:
-                raise self._too_large(largest_record_bytes(batch))
-            for piece in split_batch(batch, min(self._batch_bytes, _SLICE_BYTES_MAX)):
+            for piece, size in split_batch(batch, min(self._batch_bytes, _SLICE_BYTES_MAX)):
+                if size > limit and (largest := largest_record_bytes(piece)) > limit:
+                    raise self._too_large(largest)
                 # Headers are not in the check above; a record that is over the limit by them stands alone by now.
-                if piece.num_rows == 1 and piece.nbytes > self._message_bytes_max + _BATCH_ROOM_BYTES // 8:
-                    raise self._too_large(piece.nbytes)
+                if piece.num_rows == 1 and size > limit + _BATCH_ROOM_BYTES // 8:
+                    raise self._too_large(size)
                 with self._lock:
-                    planned.extend(self._partitioner.spread(topic.name, len(topic.partitions), partition, piece))
+                    spread = self._partitioner.spread(topic.name, len(topic.partitions), partition, piece)
+                    planned.extend(Planned(number, part, timestamps) for number, part in spread)
         return planned
 
     def _too_large(self, size: int) -> MessageTooLargeError:
@@ -270,17 +291,18 @@ class ProducerEngine:
         with self._room:
             self._buffered_bytes -= batch.size_bytes
             self._unsettled.discard(batch.delivery)
-            self._room.notify_all()
+            if self._has_much_room():
+                self._room.notify_all()
         self._progress.set()
 
-    async def until_room(self) -> None:
+    async def until_room(self, accepted: int = 0) -> None:
         try:
             async with asyncio.timeout(self.block_timeout_s):
                 while not self.has_room():
                     self._progress.clear()
                     await self._progress.wait()
         except TimeoutError as error:
-            raise self._buffer_full() from error
+            raise self._buffer_full(accepted) from error
 
     async def flush(self, timeout_s: float | None) -> None:
         """Returns when everything added before has an outcome, whatever is added meanwhile."""

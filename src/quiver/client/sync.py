@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from quiver.client.admin import AsyncAdmin
 from quiver.client.consumer import ConsumerEngine, check_count
-from quiver.client.delivery import BatchesFuture, RecordFuture
+from quiver.client.delivery import BatchesFuture, Delivery, RecordFuture
 from quiver.client.loop_thread import shared_loop
 from quiver.client.producer import ProducerEngine
 from quiver.client.runner import Runner
@@ -91,12 +91,13 @@ class Producer(_Closing):
         engine = self._engine
         engine.check_usable()
         info = engine.known_topic(topic) or self._io.call(engine.topic(topic))
-        deliveries, counts = [], []
-        for number, batch in engine.plan_many(info, records, keys, partition):
+        deliveries: list[Delivery] = []
+        counts: list[int] = []
+        for planned in engine.plan_many(info, records, keys, partition):
             if not engine.has_room():
-                engine.wait_for_room()
-            deliveries.append(engine.add_batch(info, number, batch))
-            counts.append(batch.num_rows)
+                engine.wait_for_room(sum(counts))
+            deliveries.append(engine.add_batch(info, planned))
+            counts.append(planned.records.num_rows)
             # Lets the sending thread have the interpreter now: by itself Python hands it over every 5 ms only.
             time.sleep(0)
         return BatchesFuture(deliveries, counts)

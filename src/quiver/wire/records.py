@@ -104,21 +104,17 @@ def batches_from_table(table: pa.Table | pa.RecordBatch, now_us: int) -> list[pa
 
 
 def largest_record_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes of the largest value with its key, or more: an upper bound that is cheap to compute."""
-    total = 0
-    for name in ("key", "value"):
-        column = batch.column(name)
-        if column.null_count < len(column):
-            total += pc.max(pc.binary_length(column)).as_py()
-    return total
+    """Bytes of the largest value together with its own key."""
+    lengths = [pc.fill_null(pc.binary_length(batch.column(name)), 0) for name in ("key", "value")]
+    return int(pc.max(pc.add(*lengths)).as_py())
 
 
-def split_batch(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """Slices of about `bytes_max` bytes, a quarter more at most where records allow it; no data is copied."""
+def split_batch(batch: pa.RecordBatch, bytes_max: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Slices of about `bytes_max` bytes and their sizes, a quarter more at most where records allow it; no copies."""
     size = batch.nbytes
     # The slack keeps even parts of an even batch from being halved because one is a byte over.
     if size <= bytes_max + bytes_max // 4 or batch.num_rows == 1:
-        yield batch
+        yield batch, size
         return
     parts = min(batch.num_rows, -(-size // bytes_max))
     step = -(-batch.num_rows // parts)
