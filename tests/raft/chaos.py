@@ -16,21 +16,21 @@ from collections.abc import Callable
 from typing import Any
 
 from quiver.config import RaftSettings
-from quiver.errors import InvalidRequestError, NotLeaderError
+from quiver.errors import NotLeaderError
 from quiver.raft import AnyMessage, Membership
 from tests.raft.kit import Disk
 from tests.raft.ledger import Ledger, Violation, WatchedNode
+from tests.raft.trouble import Trouble
 
 SETTINGS = RaftSettings(append_bytes_max=4, appends_in_flight_max=3)
 TROUBLE_MS = 12_000
 HEAL_MS = 30_000
-VOTERS_MAX = 5
 TRACE_LINES = 80
 
 
 class Chaos:
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, trace_lines_max: int = 1000) -> None:
+        self._trace_lines_max = trace_lines_max
         self.rng = random.Random(seed)
         self.now_ms = 0
         self.trace: list[str] = []
@@ -42,41 +42,35 @@ class Chaos:
         self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
         self._links: dict[tuple[int, int], int] = {}  # (a, b) -> life of b that a is connected to, 0 when not
-        self._cuts: set[tuple[int, int]] = set()
+        self.cuts: set[tuple[int, int]] = set()
         self._flushing: dict[int, int] = {}
-        self._paused: dict[int, int] = {}  # replica -> until when it does nothing
+        self.paused: dict[int, int] = {}  # replica -> until when it does nothing
         self._rates: dict[int, float] = {}  # of the replicas' clocks
         self._values = 0
-        self._ids = self.rng.choice((1, 3, 3, 3, 5))
+        self.ids = self.rng.choice((1, 3, 3, 3, 5))
         self._loss = self.rng.choice((0.0, 0.02, 0.1))
         self._doubling = self.rng.choice((0.0, 0.05))
         self._late = self.rng.choice((0.0, 0.05, 0.3))
         self._busy = self.rng.choice((0.05, 0.3, 1.0))  # how often clients ask
-        self._healing = False
-        first = Membership(tuple(range(1, self._ids + 1)))
+        self.healing = False
+        first = Membership(tuple(range(1, self.ids + 1)))
         for replica in first.voters:
-            self._start(replica, Disk(base=first))
+            self.start(replica, Disk(base=first))
 
     # -- the run -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        self._after(0, self._ask)
-        self._after(500, self._hurt)
-        self._after(50, self._watch_links)
+        self.after(0, self._ask)
+        self.after(500, Trouble(self).happen)
+        self.after(50, self._watch_links)
         while self.now_ms < TROUBLE_MS:
             self._one_event()
         self._heal()
         self._until(self._is_whole, "no leader with all members caught up")
-        self._until(self._is_quiet, "not quiet")
-        self._propose(self._leader())
-        self._until(self._is_whole, "a proposal to a quiet group did not get to all members")
-        self._until(self._is_quiet, "not quiet a second time")
-        leader = self._leader()
-        self._crash(leader.me)
-        if len(leader.raft.membership.voters) > 2:
-            self._until(lambda: any(node.raft.leader for node in self._members()), "the lost leader was not replaced")
-        self._restart(leader.me)
-        self._until(self._is_whole, "the lost leader did not catch up")
+        for act in self.rng.sample((self._end_propose, self._end_add, self._end_transfer, self._end_lose), 3):
+            self._until(self._is_quiet, "not quiet")
+            act(self._leader())
+            self._until(self._is_whole, f"not whole after {act.__name__}")
 
     def _until(self, is_reached: Callable[[], bool], complaint: str) -> None:
         until_ms = self.now_ms + HEAL_MS
@@ -90,16 +84,16 @@ class Chaos:
         self.events += 1
         action(*arguments)
 
-    def _after(self, delay_ms: int, action: Callable[..., None], *arguments: Any) -> None:
+    def after(self, delay_ms: int, action: Callable[..., None], *arguments: Any) -> None:
         self._number += 1
         heapq.heappush(self._heap, (self.now_ms + delay_ms, self._number, action, arguments))
 
     def say(self, text: str) -> None:
         self.trace.append(f"{self.now_ms:6} {text}")
-        if len(self.trace) > 1000 and self.seed >= 0:
-            del self.trace[:500]
+        if len(self.trace) > self._trace_lines_max:
+            del self.trace[: self._trace_lines_max // 2]
 
-    def _pump(self, node: WatchedNode) -> None:
+    def pump(self, node: WatchedNode) -> None:
         """Does what the core says, and checks."""
         if node.me not in self.nodes or self.nodes[node.me] is not node:
             return
@@ -113,41 +107,41 @@ class Chaos:
         if node.me not in self._flushing and node.clean < len(node.entries):
             self._flushing[node.me] = node.truncations
             slow = self.rng.random() < 0.1
-            self._after(self.rng.randint(1, 300 if slow else 8), self._flushed, node, node.last, node.truncations)
+            self.after(self.rng.randint(1, 300 if slow else 8), self._flushed, node, node.last, node.truncations)
 
     def _disk_of(self, replica: int) -> Disk | None:
         return self.nodes[replica].disk if replica in self.nodes else self.crashed.get(replica)
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
-    def _start(self, replica: int, disk: Disk) -> None:
+    def start(self, replica: int, disk: Disk) -> None:
         self.lives[replica] = self.lives.get(replica, 0) + 1
         self._rates.setdefault(replica, self.rng.choice((1.0, 1.0, 0.9, 1.1)))
         node = WatchedNode(replica, SETTINGS, disk, self._clock_of(replica), self.rng.getrandbits(20))
         node.ledger = self.ledger
         self.nodes[replica] = node
         self._flushing.pop(replica, None)
-        self._after(self.rng.randint(1, 50), self._tick, node)
-        self._pump(node)
+        self.after(self.rng.randint(1, 50), self._tick, node)
+        self.pump(node)
 
     def _clock_of(self, replica: int) -> int:
         return int(self.now_ms * self._rates[replica])
 
     def _is_paused(self, replica: int, action: Callable[..., None], *arguments: Any) -> bool:
         """True: it will happen later."""
-        until_ms = self._paused.get(replica, 0)
+        until_ms = self.paused.get(replica, 0)
         if until_ms <= self.now_ms:
             return False
-        self._after(until_ms - self.now_ms, action, *arguments)
+        self.after(until_ms - self.now_ms, action, *arguments)
         return True
 
     def _tick(self, node: WatchedNode) -> None:
         if self.nodes.get(node.me) is not node or self._is_paused(node.me, self._tick, node):
             return
-        if not node.raft.quiet:
+        if not node.raft.quiet and self._clock_of(node.me) >= node.raft.due_ms:
             node.raft.tick(self._clock_of(node.me), self.rng.getrandbits(20))
-            self._pump(node)
-        self._after(self.rng.randint(20, 40), self._tick, node)
+            self.pump(node)
+        self.after(self.rng.randint(20, 40), self._tick, node)
 
     def _flushed(self, node: WatchedNode, last: int, truncations: int) -> None:
         if self.nodes.get(node.me) is not node or self._is_paused(node.me, self._flushed, node, last, truncations):
@@ -155,9 +149,9 @@ class Chaos:
         del self._flushing[node.me]
         if node.truncations == truncations and last > node.start:
             node.sync(last)
-        self._pump(node)
+        self.pump(node)
 
-    def _crash(self, replica: int) -> None:
+    def crash(self, replica: int) -> None:
         node = self.nodes.pop(replica)
         if self.rng.random() < 0.5:  # a truncation may have reached the disk, or not
             del node.disk.entries[node.clean :]
@@ -168,37 +162,37 @@ class Chaos:
         for link in [link for link in self._links if link[0] == replica]:
             del self._links[link]
 
-    def _restart(self, replica: int) -> None:
+    def restart(self, replica: int) -> None:
         self.say(f"{replica} restarts")
-        self._start(replica, self.crashed.pop(replica))
+        self.start(replica, self.crashed.pop(replica))
 
     # -- network -------------------------------------------------------------------------------------------------
 
     def _send(self, message: AnyMessage) -> None:
-        if self._healing:
-            self._after(self.rng.randint(1, 5), self._deliver, message)
+        if self.healing:
+            self.after(self.rng.randint(1, 5), self._deliver, message)
             return
-        if (message.sender, message.to) in self._cuts or self.rng.random() < self._loss:
+        if (message.sender, message.to) in self.cuts or self.rng.random() < self._loss:
             return
         for _ in range(1 + (self.rng.random() < self._doubling)):
             late = self.rng.random() < self._late
-            self._after(self.rng.randint(1, 800 if late else 10), self._deliver, message)
+            self.after(self.rng.randint(1, 800 if late else 10), self._deliver, message)
 
     def _deliver(self, message: AnyMessage) -> None:
         node = self.nodes.get(message.to)
-        if node is None or (message.sender, message.to) in self._cuts:
+        if node is None or (message.sender, message.to) in self.cuts:
             return
         if self._is_paused(node.me, self._deliver, message):
             return
         self.say(f"> {message}")
         node.raft.step(message, self._clock_of(node.me))
-        self._pump(node)
+        self.pump(node)
 
     def _watch_links(self) -> None:
         """Who can reach whom changes; the cores are told."""
         for a, node in list(self.nodes.items()):
             for b in self.lives:
-                cut = (a, b) in self._cuts or (b, a) in self._cuts
+                cut = (a, b) in self.cuts or (b, a) in self.cuts
                 life = self.lives[b] if b in self.nodes and not cut else 0
                 known = self._links.get((a, b))
                 if a == b or known == life:
@@ -208,13 +202,13 @@ class Chaos:
                 if life != 0:
                     node.raft.peer_up(b)
                 self._links[a, b] = life
-                self._pump(node)
-        self._after(self.rng.randint(10, 200), self._watch_links)
+                self.pump(node)
+        self.after(self.rng.randint(10, 200), self._watch_links)
 
     # -- clients -------------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        if self._healing:
+        if self.healing:
             return
         for node in list(self.nodes.values()):
             if node.raft.leader is not None and self.rng.random() < self._busy:
@@ -224,9 +218,9 @@ class Chaos:
                 self._values += 1
                 node.raft.read(f"r{self._values}")
                 self.ledger.reads[f"r{self._values}"] = len(self.ledger.committed)
-                self._pump(node)
+                self.pump(node)
         idle = self.rng.random() < 0.02  # long enough to go quiet
-        self._after(3000 if idle else self.rng.randint(10, 100), self._ask)
+        self.after(3000 if idle else self.rng.randint(10, 100), self._ask)
 
     def _propose(self, node: WatchedNode) -> None:
         self._values += 1
@@ -234,132 +228,17 @@ class Chaos:
             node.propose(f"v{self._values}")
         except NotLeaderError:
             return
-        self._pump(node)
-
-    # -- trouble -------------------------------------------------------------------------------------------------
-
-    def _hurt(self) -> None:
-        if self._healing:
-            return
-        trouble = self.rng.choice(
-            (
-                self._hurt_crash,
-                self._hurt_crash,
-                self._hurt_restart,
-                self._hurt_restart,
-                self._hurt_cut,
-                self._hurt_mend,
-                self._hurt_full,
-                self._hurt_trim,
-                self._hurt_transfer,
-                self._hurt_membership,
-                self._hurt_membership,
-                self._hurt_fitness,
-                self._hurt_pause,
-            )
-        )
-        trouble()
-        self._after(self.rng.randint(20, 1000), self._hurt)
-
-    def _hurt_crash(self) -> None:
-        """One replica, sometimes all; now and then because its disk failed."""
-        victims = (
-            list(self.nodes) if self.rng.random() < 0.1 else [self.rng.choice([*self.nodes])] if self.nodes else []
-        )
-        for victim in victims:
-            if self.rng.random() < 0.2:
-                self.nodes[victim].raft.fail()
-                self._pump(self.nodes[victim])
-            self._crash(victim)
-
-    def _hurt_restart(self) -> None:
-        for replica in list(self.crashed):
-            if self.rng.random() < 0.7:
-                self._restart(replica)
-
-    def _hurt_cut(self) -> None:
-        """One replica from some others, in one direction or both."""
-        victim = self.rng.choice([*self.lives])
-        for other in self.lives:
-            if other != victim and self.rng.random() < 0.7:
-                self._cuts |= {(victim, other), (other, victim)} if self.rng.random() < 0.7 else {(victim, other)}
-        self.say(f"cut {sorted(self._cuts)}")
-
-    def _hurt_mend(self) -> None:
-        self._cuts.clear()
-
-    def _hurt_full(self) -> None:
-        for node in list(self.nodes.values()):
-            if node.clean < len(node.entries) and self.rng.random() < 0.5:
-                self.say(f"{node.me} has a full disk, {node.start + node.clean} stay")
-                node.full()
-                self._pump(node)
-
-    def _hurt_trim(self) -> None:
-        for node in self.nodes.values():
-            end = min(node.raft.commit, node.start + node.clean)
-            if end > node.start and self.rng.random() < 0.7:
-                node.trim(self.rng.randint(node.start + 1, end))
-                self.say(f"{node.me} trims to {node.start}")
-                self._pump(node)
-
-    def _hurt_transfer(self) -> None:
-        for node in list(self.nodes.values()):
-            if node.raft.leader is not None:
-                to = self.rng.choice(node.raft.membership.voters)
-                self.say(f"{node.me} hands over to {to}")
-                node.raft.transfer(to)
-                self._pump(node)
-
-    def _hurt_membership(self) -> None:
-        for node in list(self.nodes.values()):
-            if node.raft.leader is None:
-                continue
-            old = node.raft.membership
-            choice = self.rng.random()
-            if old.learners and choice < 0.5:
-                new = old.with_voter(self.rng.choice(old.learners))
-            elif len(old.members) < VOTERS_MAX and choice < 0.7:
-                new = old.with_learner(self._ids + 1)
-            else:
-                new = old.without(self.rng.choice(old.members))
-            try:
-                node.propose_membership(new)
-            except (InvalidRequestError, NotLeaderError):
-                continue
-            self.say(f"{node.me} proposes {new}")
-            self._pump(node)
-            if self._ids + 1 in new.members:
-                self._ids += 1
-                self._start(self._ids, Disk())
-        gone = set(self.lives) - self.ledger.needed()
-        for replica in gone if self.rng.random() < 0.5 else ():
-            if replica in self.nodes:
-                self._crash(replica)
-            if self.crashed.pop(replica, None):
-                self.say(f"{replica} is thrown away")
-                del self.lives[replica]
-
-    def _hurt_pause(self) -> None:
-        if self.nodes:
-            victim = self.rng.choice([*self.nodes])
-            self._paused[victim] = self.now_ms + self.rng.randint(100, 2000)
-            self.say(f"{victim} is paused until {self._paused[victim]}")
-
-    def _hurt_fitness(self) -> None:
-        for node in self.nodes.values():
-            node.raft.may_lead = self.rng.random() < 0.8
-            node.raft.may_vote = self.rng.random() < 0.9
+        self.pump(node)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _heal(self) -> None:
         self.say("all is healed")
-        self._healing = True
-        self._cuts.clear()
-        self._paused.clear()
+        self.healing = True
+        self.cuts.clear()
+        self.paused.clear()
         for replica in list(self.crashed):
-            self._restart(replica)
+            self.restart(replica)
         for node in self.nodes.values():
             node.raft.may_lead = node.raft.may_vote = True
 
@@ -369,6 +248,33 @@ class Chaos:
     def _members(self) -> list[WatchedNode]:
         members = self.ledger.membership().members
         return [node for replica, node in self.nodes.items() if replica in members]
+
+    def _end_propose(self, leader: WatchedNode) -> None:
+        self._propose(leader)
+
+    def _end_add(self, leader: WatchedNode) -> None:
+        self.ids += 1
+        leader.propose_membership(leader.raft.membership.with_learner(self.ids))
+        self.pump(leader)
+        self.start(self.ids, Disk())
+
+    def _end_transfer(self, leader: WatchedNode) -> None:
+        leader.raft.transfer(self.rng.choice(leader.raft.membership.voters))
+        self.pump(leader)
+
+    def _end_lose(self, leader: WatchedNode) -> None:
+        """It dies, or its disk fails while its connections stay."""
+        dies = self.rng.random() < 0.5
+        if dies:
+            self.crash(leader.me)
+        else:
+            leader.raft.fail()
+            self.pump(leader)
+        if len(leader.raft.membership.voters) > 2:
+            self._until(lambda: any(node.raft.leader for node in self._members()), "the lost leader was not replaced")
+        if not dies:
+            self.crash(leader.me)
+        self.restart(leader.me)
 
     def _is_whole(self) -> bool:
         members = self._members()
@@ -391,13 +297,13 @@ class Chaos:
         )
 
 
-def run_seed(seed: int) -> Chaos:
+def run_seed(seed: int, trace_lines: int = TRACE_LINES) -> Chaos:
     """Raises Violation; its text names the seed and says what happened before."""
-    chaos = Chaos(seed)
+    chaos = Chaos(seed, 2 * trace_lines)
     try:
         chaos.run()
     except Exception as error:
-        tail = "\n".join(chaos.trace[-TRACE_LINES:])
+        tail = "\n".join(chaos.trace[-trace_lines:])
         raise Violation(f"seed {seed} at {chaos.now_ms} ms: {error!r}\n{tail}") from error
     return chaos
 
@@ -408,7 +314,7 @@ def main() -> int:
     events = 0
     for seed in range(*numbers) if len(numbers) == 2 else numbers:
         try:
-            chaos = run_seed(seed)
+            chaos = run_seed(seed, TRACE_LINES if len(numbers) > 1 else 1_000_000)
         except Violation as error:
             failed += 1
             print(str(error) if len(numbers) == 1 else str(error).splitlines()[0])

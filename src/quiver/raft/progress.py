@@ -68,9 +68,10 @@ class Progress:
         return True
 
     def probe(self) -> None:
-        """What was sent may be lost: find out, beginning from what is certain."""
+        """What was sent may be lost: find out, beginning from what is certain. If nothing is, the place found so far
+        is a better guess than the log's beginning."""
         self._become(Way.PROBING)
-        self.next = self.match + 1
+        self.next = self.match + 1 if self.match else max(self.next - 1, 1)
 
     def install(self, index: int) -> None:
         self._become(Way.INSTALLING)

@@ -1,0 +1,94 @@
+"""What a leader knows of a follower never goes wrong, whatever answers come, in whatever order."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from quiver.raft.progress import Progress, Way
+
+IN_FLIGHT_MAX = 3
+
+
+class ProgressMachine(RuleBasedStateMachine):
+    """Sends as a leader does. Answers are about anything that was ever sent: late, doubled or in any order."""
+
+    @initialize(last=st.integers(1, 20))
+    def begin(self, last: int) -> None:
+        self.last = last  # of the leader's log
+        self.progress = Progress(last)
+        self.highest_match = 0
+        self.asked: list[tuple[int, int]] = []  # (prev, last) of every append
+
+    @rule(more=st.integers(1, 5))
+    def propose(self, more: int) -> None:
+        self.last += more
+
+    @rule(size=st.integers(1, 3))
+    def send(self, size: int) -> None:
+        progress = self.progress
+        while progress.next <= self.last and progress.may_send(IN_FLIGHT_MAX):
+            before, last = progress.next, min(self.last, progress.next + size - 1)
+            self.asked.append((before - 1, last))
+            progress.sent(last)
+            assert progress.next == (last + 1 if progress.way is Way.REPLICATING else before)
+
+    @rule(data=st.data())
+    def accepted(self, data: st.DataObject) -> None:
+        if self.asked:
+            match = data.draw(st.sampled_from(self.asked))[1]
+            assert self.progress.accepted(match) == (match > self.highest_match)
+            self.highest_match = max(self.highest_match, match)
+
+    @rule(data=st.data())
+    def refused(self, data: st.DataObject) -> None:
+        if not self.asked:
+            return
+        prev = data.draw(st.sampled_from(self.asked))[0]
+        hint = data.draw(st.integers(0, prev))
+        before = (self.progress.way, self.progress.next)
+        if self.progress.refused(prev, hint + 1):
+            assert self.progress.way is Way.PROBING
+            assert self.progress.next <= max(prev, self.highest_match + 1)
+            assert prev > self.highest_match
+        else:
+            assert (self.progress.way, self.progress.next) == before
+
+    @rule()
+    def link_changed(self) -> None:
+        self.progress.probe()
+        assert self.progress.may_send(IN_FLIGHT_MAX)
+        assert self.progress.way is Way.PROBING
+
+    @rule()
+    def heartbeat_answered(self) -> None:
+        self.progress.waits = False
+
+    @rule(data=st.data())
+    def install(self, data: st.DataObject) -> None:
+        if self.progress.next <= self.last:
+            index = data.draw(st.integers(self.progress.next, self.last))
+            self.progress.install(index)
+            assert not self.progress.may_send(IN_FLIGHT_MAX)
+            self.asked.append((index, index))
+
+    @invariant()
+    def never_sends_what_is_known_to_be_there(self) -> None:
+        progress = self.progress
+        assert progress.match == self.highest_match <= self.last
+        assert progress.match < progress.next <= self.last + 1
+        assert progress.in_flight <= IN_FLIGHT_MAX
+        if progress.way is not Way.REPLICATING:
+            assert progress.in_flight == 0
+
+    @invariant()
+    def always_has_a_way_to_go_on(self) -> None:
+        """Something is out whose answer is awaited, or there is something to send, or all is there."""
+        progress = self.progress
+        awaited = progress.in_flight > 0 or progress.waits or progress.way is Way.INSTALLING
+        assert awaited or progress.next <= self.last or progress.match == self.last
+
+
+TestProgress = ProgressMachine.TestCase
+TestProgress.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
