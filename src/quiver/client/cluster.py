@@ -1,5 +1,8 @@
 """Where things are: connections to nodes, topics and their leaders, and patient retries.
 
+Any node can be asked where things are; one that does not answer is left alone for a moment. A connection on which
+somebody waits and nothing comes is asked whether anybody is there: a node may be frozen or cut off without a word.
+
 Rule: one connection for each node, opened by whoever needs it first. What is retried here is safe to repeat.
 """
 
@@ -20,18 +23,26 @@ from quiver.errors import (
     ClosedError,
     ConnectionLostError,
     InvalidRequestError,
+    NotLeaderError,
     QuiverError,
     RequestTimeoutError,
     UnavailableError,
     UnknownTopicError,
 )
 from quiver.net.connection import Connection, open_connection
-from quiver.types import NodeInfo, TopicInfo, check_topic_name
-from quiver.wire.messages import GetMetadata, MetadataReply
+from quiver.types import NodeInfo, PartitionInfo, TopicInfo, check_topic_name
+from quiver.wire.messages import GetMetadata, MetadataReply, Ping
 
-CONNECT_TIMEOUT_S: Final = 5.0
-BACKOFF_S_MIN: Final = 0.05
+CONNECT_TIMEOUT_S: Final = 2.0
+BACKOFF_S_MIN: Final = 0.02
 BACKOFF_S_MAX: Final = 1.0
+# An election takes a second or so. Whoever waits for one asks often, and only after so many times with more patience.
+_QUICK_S_MAX: Final = 0.1
+_QUICK_ATTEMPTS: Final = 30
+_WATCH_S: Final = 0.25
+_QUIET_S: Final = 0.5  # nothing came for so long on a connection on which somebody waits: is anybody there?
+_DEAF_S: Final = 1.0  # no answer to that for so long: nobody is
+_AVOID_S: Final = 1.0  # how long a node that did not answer is left alone
 
 # A name of labels, or an IPv6 address in brackets: what a resolver would choke on is refused here.
 _HOST = re.compile(
@@ -61,8 +72,11 @@ def parse_servers(servers: object) -> list[str]:
 
 
 def backoff_s(attempt: int) -> float:
-    """Doubles up to a maximum, with jitter so that many clients do not come back at once."""
-    return min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
+    """Doubles, quickly to a little and late to a maximum, with jitter so that many clients do not come back at once."""
+    pause_s = min(_QUICK_S_MAX, BACKOFF_S_MIN * 2.0 ** min(attempt, 10))
+    if attempt > _QUICK_ATTEMPTS:
+        pause_s = min(BACKOFF_S_MAX, pause_s * 2.0 ** min(attempt - _QUICK_ATTEMPTS, 10))
+    return pause_s * random.uniform(0.5, 1.0)
 
 
 class Cluster:
@@ -72,8 +86,12 @@ class Cluster:
         self.request_timeout_s = request_timeout_s
         self._connections: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Task[Connection]] = {}
+        self._watcher: asyncio.Task[None] | None = None
+        self._avoided: dict[str, float] = {}  # nodes that did not answer, and until when they are left alone
         self._addresses: dict[int, str] = {}
         self._topics: dict[str, TopicInfo] = {}
+        self._asking: dict[str, asyncio.Task[MetadataReply]] = {}
+        self._turn = 0  # whom to ask next: another one after each disappointment
         self._closed = False
 
     # -- connections ---------------------------------------------------------------------------------------------
@@ -103,24 +121,70 @@ class Cluster:
         # Here and not by who waits: between the two a third would find nothing and open another one.
         self._opening.pop(address, None)
         if opening.cancelled() or opening.exception() is not None:
+            if not opening.cancelled() and isinstance(opening.exception(), RequestTimeoutError):
+                self._avoid(address)
             return
         if self._closed:
             opening.result().close()
-        else:
-            self._connections[address] = opening.result()
+            return
+        self._connections[address] = opening.result()
+        self._avoided.pop(address, None)
+        if self._watcher is None:
+            self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def any_connection(self) -> Connection:
         """A connection to some node: an open one, else the first address that answers."""
-        for connection in self._connections.values():
-            if connection.is_open:
-                return connection
         errors: list[str] = []
-        for address in dict.fromkeys([*self._servers, *self._addresses.values()]):
+        for address in self._to_ask():
             try:
                 return await self.connection(address)
             except UnavailableError as error:
                 errors.append(error.message)
         raise ConnectionLostError(f"no server answers: {'; '.join(errors)}")
+
+    def _to_ask(self) -> list[str]:
+        """Addresses in the order in which to ask them: brokers we talk to, other nodes we talk to, all others."""
+        brokers = set(self._addresses.values())
+        talking = [address for address, connection in self._connections.items() if connection.is_open]
+        turn = self._turn % len(talking) if talking else 0
+        talking = talking[turn:] + talking[:turn]
+        order = dict.fromkeys([*talking, *self._servers, *self._addresses.values()])
+        return sorted(
+            order,
+            key=lambda address: (
+                self._is_avoided(address),
+                address not in talking,
+                bool(brokers) and address in talking and address not in brokers,
+            ),
+        )
+
+    def _avoid(self, address: str) -> None:
+        self._avoided[address] = asyncio.get_running_loop().time() + _AVOID_S
+
+    def _is_avoided(self, address: str) -> bool:
+        return self._avoided.get(address, 0.0) > asyncio.get_running_loop().time()
+
+    async def _watch(self) -> None:
+        """Drops connections whose other end no longer answers: who waits there can look elsewhere."""
+        loop = asyncio.get_running_loop()
+        quiet: dict[Connection, tuple[int, float, bool]] = {}  # what was heard, since when no more, and whether asked
+        while True:
+            before_s = loop.time()
+            await asyncio.sleep(_WATCH_S)
+            now_s = loop.time()
+            if now_s - before_s > 2 * _WATCH_S:
+                quiet.clear()  # it was we who did not listen: what came meanwhile is not read yet
+            for connection in list(self._connections.values()):
+                heard, since_s, asked = quiet.get(connection, (-1, now_s, False))
+                if heard != connection.heard or not connection.is_waiting or not connection.is_open:
+                    quiet[connection] = connection.heard, now_s, False
+                elif asked and now_s - since_s >= _QUIET_S + _DEAF_S:
+                    self._avoid(connection.address)
+                    self.drop(connection)
+                elif not asked and now_s - since_s >= _QUIET_S:
+                    quiet[connection] = heard, since_s, True
+                    connection.submit(Ping())
+            quiet = {connection: quiet[connection] for connection in self._connections.values()}
 
     def drop(self, connection: Connection) -> None:
         """Breaks a connection that no longer answers; the next user opens a new one."""
@@ -130,10 +194,10 @@ class Cluster:
 
     async def close(self) -> None:
         self._closed = True
-        openings = list(self._opening.values())
-        for opening in openings:
-            opening.cancel()
-        await asyncio.gather(*openings, return_exceptions=True)
+        tasks = [*self._opening.values(), *self._asking.values(), *([self._watcher] if self._watcher else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -141,19 +205,50 @@ class Cluster:
     # -- metadata ------------------------------------------------------------------------------------------------
 
     async def metadata(self, topics: list[str] | None = None) -> MetadataReply:
-        connection = await self.any_connection()
-        reply = await self.call(connection, GetMetadata(topics), MetadataReply)
-        self._addresses = {node.id: node.address for node in reply.nodes}
-        for topic in reply.topics:
-            self._topics[topic.name] = topic
-        return reply
+        """What any node says that answers."""
+        errors: list[str] = []
+        refused: UnavailableError | None = None
+        for address in self._to_ask():
+            try:
+                connection = await self.connection(address)
+            except UnavailableError as error:
+                errors.append(error.message)
+                continue
+            try:
+                reply = await self.call(connection, GetMetadata(topics), MetadataReply)
+            except UnavailableError as error:
+                refused = error
+                continue
+            self._addresses = {node.id: node.address for node in reply.nodes}
+            for topic in reply.topics:
+                self._topics[topic.name] = topic
+            return reply
+        raise refused or ConnectionLostError(f"no server answers: {'; '.join(errors)}")
+
+    async def _metadata_of(self, name: str) -> None:
+        """Asks for one topic; all who want to know it at once ask once."""
+        asking = self._asking.get(name)
+        if asking is None:
+            asking = self._asking[name] = asyncio.get_running_loop().create_task(self.metadata([name]))
+            asking.add_done_callback(functools.partial(self._asked, name))
+        try:
+            await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            if asking.cancelled():
+                raise ClosedError("this client was closed") from None
+            raise
+
+    def _asked(self, name: str, asking: asyncio.Task[MetadataReply]) -> None:
+        self._asking.pop(name, None)
+        if not asking.cancelled():
+            asking.exception()  # counts as seen: who asked may have gone
 
     async def topic(self, name: str) -> TopicInfo:
         """What is known of a topic, asked once. Raises UnknownTopicError."""
         check_topic_name(name)
         known = self._topics.get(name)
         if known is None:
-            await self.metadata([name])
+            await self._metadata_of(name)
             known = self._topics.get(name)
         if known is None:
             raise UnknownTopicError(
@@ -164,6 +259,18 @@ class Cluster:
 
     def forget_topic(self, name: str) -> None:
         self._topics.pop(name, None)
+
+    def leader_failed(self, topic: str, partition: int, error: QuiverError) -> None:
+        """The leader we know did not do it. Perhaps it said who leads now; else somebody else is asked."""
+        known, leader = self._topics.get(topic), error.facts.get("leader")
+        if isinstance(error, NotLeaderError) and known is not None and leader in self._addresses:
+            infos = list(known.partitions)
+            if infos[partition].leader != leader:
+                infos[partition] = PartitionInfo(partition, leader, infos[partition].replicas)
+                self._topics[topic] = TopicInfo(topic, tuple(infos))
+                return
+        self._turn += 1
+        self.forget_topic(topic)
 
     async def nodes(self) -> list[NodeInfo]:
         return (await self.metadata([])).nodes
@@ -183,6 +290,8 @@ class Cluster:
         if address is None:
             self.forget_topic(topic)
             raise ConnectionLostError(f"the address of the leader of {topic}-{partition} is not known yet")
+        if self._is_avoided(address):
+            raise ConnectionLostError(f"the leader of {topic}-{partition} at {address} does not answer")
         return await self.connection(address)
 
     # -- calls ---------------------------------------------------------------------------------------------------
@@ -200,11 +309,10 @@ class Cluster:
         """Asks the leader of a partition, patiently. Only for requests that may be repeated."""
 
         async def once() -> R:
-            connection = await self.leader(topic, partition)
             try:
-                return await self.call(connection, request, reply_type)
-            except UnavailableError:
-                self.forget_topic(topic)
+                return await self.call(await self.leader(topic, partition), request, reply_type)
+            except UnavailableError as error:
+                self.leader_failed(topic, partition, error)
                 raise
 
         return await self.retrying(once)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from quiver.client.cluster import Cluster, backoff_s
-from quiver.errors import CorruptLogError, OffsetOutOfRangeError, QuiverError
+from quiver.errors import CorruptLogError, OffsetOutOfRangeError, QuiverError, RequestTimeoutError
 from quiver.wire.frame import FrameError, FrameHeader, walk_frames
 from quiver.wire.messages import Fetch, FetchReply
 
@@ -89,7 +89,7 @@ class Fetcher:
                 if not error.retriable:
                     self._deliver(self, error)
                     return
-                self._cluster.forget_topic(self.topic)
+                self._cluster.leader_failed(self.topic, self.partition, error)
                 await asyncio.sleep(backoff_s(attempt))
                 attempt += 1
                 continue
@@ -105,9 +105,8 @@ class Fetcher:
         timeout_s = FETCH_WAIT_MS / 1000 + _REPLY_SLACK_S
         try:
             _, payload = await connection.call(request, FetchReply, timeout_s=timeout_s)
-        except QuiverError as error:
-            if error.retriable and connection.is_open:
-                self._cluster.drop(connection)
+        except RequestTimeoutError:
+            self._cluster.drop(connection)
             raise
         chunks = []
         try:

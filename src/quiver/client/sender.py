@@ -295,7 +295,7 @@ class PartitionSender:
             self._refuse_all(error)
         self._expire()
         if len(self.queue):
-            self._cluster.forget_topic(self._topic)
+            self._cluster.leader_failed(self._topic, self._partition, error)
             await asyncio.sleep(backoff_s(self._attempt))
             self._attempt += 1
             self._wake.set()

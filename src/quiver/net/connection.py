@@ -55,6 +55,7 @@ class Connection(PacketProtocol):
         self.address = address
         self._waiting: dict[int, tuple[asyncio.Future[Packet], Answered | None]] = {}
         self._correlations = itertools.count(1)
+        self.heard = 0  # how often something came
         self._refusal: QuiverError | None = None  # said to the whole connection; it may come before the first request
 
     def submit(
@@ -99,7 +100,16 @@ class Connection(PacketProtocol):
 
     # -- asyncio's side ------------------------------------------------------------------------------------------
 
+    @property
+    def is_waiting(self) -> bool:
+        """Somebody waits for a reply."""
+        return bool(self._waiting)
+
+    def part_received(self) -> None:
+        self.heard += 1
+
     def packet_received(self, packet: Packet) -> None:
+        self.heard += 1
         future, answered = self._waiting.get(packet.correlation, (None, None))
         if future is None and packet.flags & FLAG_ERROR and packet.correlation == 0:
             self._refusal = _error_of(packet)
