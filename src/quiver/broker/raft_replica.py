@@ -113,7 +113,8 @@ class RaftReplica:
     @property
     def commit_end(self) -> int:
         """End, exclusive, of what is committed and can be read here."""
-        return min(self.raft.commit + 1, self._log.synced_index)
+        # What the core has on disk, not only the log: a truncation that waits will replace entries the log still has.
+        return min(self.raft.commit + 1, self.raft.synced_index + 1, self._log.synced_index)
 
     def check_leads(self) -> None:
         if not self.leads:
