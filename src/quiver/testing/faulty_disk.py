@@ -51,12 +51,23 @@ def _apply(image: bytearray, change: _Write | _Resize) -> None:
 
 
 class _Inode:
-    __slots__ = ("cache", "medium", "unsynced")
+    """`changed_from` and the frame lists belong to whoever watches the medium: what he found, and up to where that
+    still holds."""
+
+    __slots__ = ("cache", "changed_from", "frame_ends", "frame_terms", "medium", "unsynced")
 
     def __init__(self) -> None:
         self.cache = bytearray()
         self.medium = bytearray()
         self.unsynced: list[_Write | _Resize] = []
+        self.changed_from = 0
+        self.frame_ends: list[int] = []
+        self.frame_terms: list[int] = []
+
+    def _note(self) -> None:
+        for change in self.unsynced:
+            at = change.length if isinstance(change, _Resize) else change.position
+            self.changed_from = min(self.changed_from, at)
 
     def change(self, change: _Write | _Resize) -> None:
         if isinstance(change, _Resize) or change.data:
@@ -67,12 +78,14 @@ class _Inode:
         return len(self.cache)
 
     def sync(self) -> None:
+        self._note()
         for change in self.unsynced:
             _apply(self.medium, change)
         self.unsynced = []
 
     def settle(self, chance: random.Random) -> None:
         """Lets chance decide how much of what is unsynced reached the medium."""
+        self._note()
         lengths_kept = _first_part(chance, len(self.unsynced))
         length = len(self.medium)
         for number, change in enumerate(self.unsynced):
@@ -219,6 +232,7 @@ class FaultyDisk:
         self.capacity_bytes = capacity_bytes
         self.generation = 0
         self.operations = 0  # changes and syncs so far
+        self.met: list[tuple[str, str]] = []  # (operation, path) of the ordered failures that happened
         self._root = _Directory()
         self._faults: list[_Fault] = []
         self._stop_at: int | None = None
@@ -277,6 +291,7 @@ class FaultyDisk:
                 fault.countdown -= 1
                 if fault.countdown == 0:
                     self._faults.remove(fault)
+                    self.met.append((operation, path))
                     raise OSError(fault.error, os.strerror(fault.error), path)
 
     # -- the Disk protocol ---------------------------------------------------------------------------------------
@@ -337,6 +352,23 @@ class FaultyDisk:
     def sync_directory(self, path: str) -> None:
         self.step("sync_directory", path)
         self._directory(path).sync()
+
+    # -- what a power cut would leave, for those who watch --------------------------------------------------------
+
+    def durable(self, path: str) -> _Inode | None:
+        """Its `medium` is what is on disk under that name."""
+        found = self._durable(path)
+        return found if isinstance(found, _Inode) else None
+
+    def durable_names(self, directory: str) -> builtins.list[str]:
+        found = self._durable(directory)
+        return [*found.medium] if isinstance(found, _Directory) else []
+
+    def _durable(self, path: str) -> _Inode | _Directory | None:
+        here: _Inode | _Directory | None = self._root
+        for name in _names(path):
+            here = here.medium.get(name) if isinstance(here, _Directory) else None
+        return here
 
     # -- names ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,179 @@
+"""Consumers of the simulated cluster: they read from leaders and followers, keep positions, and ask for them again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from quiver.errors import ConflictError, OffsetOutOfRangeError, QuiverError, UnavailableError
+from quiver.testing.history import Reader
+from quiver.testing.sim.clients import Clients, leader_after
+from quiver.testing.sim.world import Violation
+from quiver.types import Record
+from quiver.wire.frame import FrameError, Kind, walk_frames
+from quiver.wire.messages import OFFSET_LATEST, CommitPosition, Fetch, GetPosition, ListOffset, Position
+
+
+def take_frames(clients: Clients, topic: str, partition: int, offset: int, frames: bytes, who: str) -> list[Record]:
+    """The records from `offset` on, each held against what is committed."""
+    group = clients.ledger.group(clients.uids[topic, partition])
+    records: list[Record] = []
+    try:
+        found = list(walk_frames(memoryview(frames)))
+    except FrameError as error:
+        raise Violation("9 no bad frame", f"{who} was served a damaged frame: {error}") from error
+    for _, header, _ in found:
+        if header.index > group.commit or group.entries[header.index - 1].header != header:
+            raise Violation("phantom", f"{who} was served entry {header.index}, which is not the committed one")
+        if header.kind != Kind.DATA:
+            continue
+        values, _ = clients.ledger.sent[header.producer_id, header.producer_epoch, header.sequence]
+        for place, value in enumerate(values):
+            at = header.base_offset + place
+            if at >= offset:
+                records.append(Record(topic, partition, at, header.timestamp_min, None, value))
+    return records
+
+
+class Consumer:
+    def __init__(self, clients: Clients, name: str, topic: str, partition: int) -> None:
+        self._clients = clients
+        self._name = name
+        self._topic = topic
+        self._partition = partition
+        self._node = clients.any_node()
+        self._offset = 0
+        self._floor = -1  # a committed position that was acknowledged
+        self._rewinds: list[int] = []  # seeks of unknown outcome: they may still come
+        self._reader: Reader = clients.history.reader(name)
+        self._reader.jumped(topic, partition, 0)
+        self.is_done = False
+
+    async def run(self) -> None:
+        clients = self._clients
+        while not clients.stopping:
+            try:
+                await self._act(clients.chance.random())
+            except OffsetOutOfRangeError as error:
+                self._moved(error)
+            except ConflictError:
+                pass  # an earlier commit of unknown outcome came through
+            except QuiverError as error:
+                self._node = leader_after(clients, error, self._node)
+                await clients.pause(0.05)
+        self.is_done = True
+
+    async def _act(self, what: float) -> None:
+        clients = self._clients
+        if what < 0.6:
+            await self._fetch()
+        elif what < 0.75:
+            await self._commit()
+        elif what < 0.85:
+            await self._find_position()
+        elif what < 0.95:
+            await self._list_offset()
+        elif what < 0.97:
+            await self._open_again()
+        elif what < 0.99:
+            self._node = clients.any_node()  # a follower will do
+        await clients.pause(0.05)
+
+    async def _fetch(self) -> None:
+        clients = self._clients
+        request = Fetch(self._topic, self._partition, self._offset, 4000, 1, clients.chance.choice((0, 100, 500)))
+        _, frames = await clients.call(self._node, request, timeout_s=1.5)
+        for record in take_frames(clients, self._topic, self._partition, self._offset, frames, self._name):
+            self._reader.saw(record)
+            self._offset = record.offset + 1
+        clients.told_of(self._topic, self._partition, self._offset)
+
+    def _moved(self, error: OffsetOutOfRangeError) -> None:
+        """Retention took what it was about to read."""
+        earliest = int(error.facts["earliest"])
+        if self._offset < earliest:
+            self._offset = earliest
+            self._reader.jumped(self._topic, self._partition, earliest)
+        else:
+            raise Violation("stale", f"{self._name} has read up to {self._offset} and is told {error.message}")
+
+    async def _commit(self) -> None:
+        clients = self._clients
+        kind, offset, expected = clients.chance.random(), self._offset, None
+        rewind = kind < 0.1
+        if rewind:
+            offset = clients.chance.randint(0, self._offset)
+            self._rewinds.append(offset)
+        elif kind < 0.3:
+            expected = self._floor
+        position = Position(self._name, offset, rewind, expected)
+        reply, _ = await clients.call(self._node, CommitPosition(self._topic, self._partition, position))
+        if rewind:
+            self._rewinds.remove(offset)
+            self._floor = reply.offset
+        elif reply.offset < offset and not self._rewinds:
+            raise Violation("7 positions", f"{self._name} committed {offset} and is told {reply.offset}")
+        else:
+            self._floor = max(self._floor, offset)
+
+    async def _find_position(self) -> int:
+        clients = self._clients
+        floor = min([self._floor, *self._rewinds])
+        reply, _ = await clients.call(self._node, GetPosition(self._topic, self._partition, self._name))
+        found = -1 if reply.offset is None else int(reply.offset)
+        if found < floor:
+            raise Violation("7 positions", f"{self._name} finds its position at {found}, {floor} was acknowledged")
+        return found
+
+    async def _list_offset(self) -> None:
+        clients, place = self._clients, (self._topic, self._partition)
+        known = clients.ends.get(place, 0)
+        reply, _ = await clients.call(self._node, ListOffset(*place, OFFSET_LATEST))
+        if reply.offset < known:
+            raise Violation("stale", f"the end of {place} is said to be {reply.offset}, {known} was known before")
+
+    async def _open_again(self) -> None:
+        found = await self._find_position()
+        self._reader = self._clients.history.reader(self._name)
+        self._offset = max(found, 0)
+        if self._rewinds:
+            self._reader.jumped(self._topic, self._partition, self._offset)
+        else:
+            self._reader.resumed(self._topic, self._partition, self._offset)
+
+
+async def read_all(clients: Clients, node: int, topic: str, partition: int) -> None:
+    """Reads a partition of one node from its beginning to the end that is known, at the close of a run."""
+    end = clients.ledger.group(clients.uids[topic, partition]).next_offset
+    reader = clients.history.reader(f"all of n{node}")
+    offset, tries = 0, 0
+    while offset < end:
+        tries += 1
+        if tries > 2000:
+            raise Violation("liveness", f"{topic}-{partition} of n{node} cannot be read beyond {offset} of {end}")
+        try:
+            _, frames = await clients.call(node, Fetch(topic, partition, offset, 100_000, 1, 0))
+        except OffsetOutOfRangeError as error:
+            if offset >= error.facts["earliest"]:
+                raise Violation("lost", f"n{node} has {error.message}, {end} is the end") from error
+            offset = int(error.facts["earliest"])
+            reader.jumped(topic, partition, offset)
+            continue
+        except UnavailableError:
+            await asyncio.sleep(0.1)
+            continue
+        for record in take_frames(clients, topic, partition, offset, frames, f"n{node}'s reader"):
+            reader.saw(record)
+            offset = record.offset + 1
+
+
+def fill_in_trimmed(clients: Clients, starts: dict[Any, int]) -> None:
+    """What retention removed was there: the ledger saw it. It counts as seen up to where the log now begins."""
+    for place, uid in clients.uids.items():
+        reader = clients.history.reader("trimmed")
+        for header, _ in clients.ledger.group(uid).entries:
+            if header.kind != Kind.DATA or header.next_offset > starts[place]:
+                continue
+            values, _ = clients.ledger.sent[header.producer_id, header.producer_epoch, header.sequence]
+            for number, value in enumerate(values):
+                reader.saw(Record(*place, header.base_offset + number, 0, None, value))

@@ -1,0 +1,69 @@
+"""What the product takes from its surroundings, taken from the simulation instead, for as long as a run lasts.
+
+Rule: names of modules are patched here and nowhere else (but for planted bugs); the product has no hook for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from quiver.broker import catalog, hosting, raft_replica, server
+from quiver.broker.partition_state import PartitionState
+from quiver.testing.sim.ledger import Ledger
+from quiver.testing.sim.node import Node
+from quiver.testing.sim.trace import LogHandler, Trace
+
+
+def _running_node() -> Node | None:
+    loop = asyncio._get_running_loop()
+    owner = None if loop is None else getattr(loop, "owner", None)
+    return owner if isinstance(owner, Node) else None
+
+
+def _running_name() -> str:
+    node = _running_node()
+    return "-" if node is None else node.name
+
+
+@contextlib.contextmanager
+def simulated(ledger: Ledger, trace: Trace, chance: random.Random, inline_flushes: bool) -> Iterator[LogHandler]:
+    disk_ids = itertools.count(1)
+    apply: Callable[[PartitionState, Any, Any], list[int]] = PartitionState.apply
+
+    def watched_apply(state: PartitionState, header: Any, payload: Any) -> list[int]:
+        refused = apply(state, header, payload)
+        node = _running_node()
+        if node is not None:
+            ledger.applied(node, state, header, payload)
+        return refused
+
+    def new_executor(*_: Any) -> Any:
+        node = _running_node()
+        assert node is not None
+        return node.new_executor()
+
+    handler = LogHandler(trace, _running_name)
+    logger = logging.getLogger("quiver.broker")
+    before = logger.level, logger.propagate
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(server, "ThreadPoolExecutor", new_executor))
+        stack.enter_context(mock.patch.object(raft_replica, "random", chance))
+        stack.enter_context(mock.patch.object(catalog, "_new_disk_id", lambda: next(disk_ids)))
+        stack.enter_context(mock.patch.object(PartitionState, "apply", watched_apply))
+        if not inline_flushes:
+            stack.enter_context(mock.patch.object(hosting, "FlushPolicy", lambda clock: None))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        try:
+            yield handler
+        finally:
+            logger.removeHandler(handler)
+            logger.level, logger.propagate = before

@@ -1,0 +1,246 @@
+"""Holds every node to the rules of consensus, after every event. The numbers are those of the rules in the design.
+
+It keeps a model of what each group has committed: the first time a replica applies an entry it enters the model, from
+then on every replica must have the same one. Rules about the disk are judged by the medium, as a power cut would leave
+it, at the moment a message leaves.
+
+Rule: it only looks. What it costs does not grow with the length of a run.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from crc32c import crc32c
+
+from quiver.broker.frame_cache import Buffer
+from quiver.broker.group import broker_of
+from quiver.broker.partition import Partition
+from quiver.broker.partition_state import PartitionState
+from quiver.raft import Raft
+from quiver.raft.messages import AnyMessage, Append, AppendReply, Vote, VoteReply
+from quiver.testing.sim.disk import durable_hard_state, durable_term
+from quiver.testing.sim.node import Node
+from quiver.testing.sim.world import Violation
+from quiver.wire.frame import FrameHeader, Kind
+from quiver.wire.messages import Position
+
+_FRAME = struct.Struct("<8xI8s4xQQ")  # payload length, both checksums, index, term
+_HEADER_BYTES = 96
+_SAMPLE = 8  # of so many applied entries, the whole state is compared after one
+_positions_decoder = msgspec.msgpack.Decoder(list[Position])
+
+
+class Committed(NamedTuple):
+    header: FrameHeader
+    positions: dict[str, int | None]  # what those of its consumers are after it
+
+
+class Group:
+    """The model of one partition's log."""
+
+    def __init__(self, uid: str) -> None:
+        self.uid = uid
+        self.entries: list[Committed] = []  # entry 1 first
+        self.frames: dict[tuple[int, int], bytes] = {}  # (index, term) -> checksums, of any that was sent
+        self.leaders: dict[int, int] = {}  # term -> replica
+        self.positions: dict[str, int] = {}
+        self.sequences: dict[tuple[int, int], int] = {}  # (producer, epoch) -> the next one
+        self.images: dict[int, int] = {}  # index -> checksum of the state after it
+        self.next_offset = 0
+
+    @property
+    def commit(self) -> int:
+        return len(self.entries)
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.groups: dict[str, Group] = {}
+        self.nodes: dict[int, Node] = {}
+        self.sent: dict[tuple[int, int, int], tuple[list[bytes], int]] = {}  # batch -> its values and checksum
+        self._seen: dict[tuple[int, str], tuple[Any, ...]] = {}
+
+    def group(self, uid: str) -> Group:
+        return self.groups.setdefault(uid, Group(uid))
+
+    # -- after every event ---------------------------------------------------------------------------------------
+
+    def check(self, node: Node) -> None:
+        for uid, partition in node.partitions.items():
+            assert partition.raft is not None
+            raft = partition.raft.raft
+            seen = (node.life, raft.term, raft.leader, raft.commit)
+            before = self._seen.get((node.id, uid))
+            if seen != before:
+                self._seen[node.id, uid] = seen
+                self._check_change(node, self.group(uid), partition, raft, before)
+
+    def _check_change(
+        self, node: Node, group: Group, partition: Partition, raft: Raft, before: tuple[Any, ...] | None
+    ) -> None:
+        if before is not None and before[0] == node.life:
+            if raft.term < before[1]:
+                raise Violation("3 durable votes", f"{node.name} went back from term {before[1]} to {raft.term}")
+            if raft.commit < before[3] and not partition._full and not raft.failed:
+                raise Violation("2 committed stays", f"{node.name} takes commit {before[3]} back to {raft.commit}")
+        if raft.leader is None or raft.failed:
+            return
+        known = group.leaders.setdefault(raft.term, raft.me)
+        if known != raft.me:
+            detail = f"{_name(known)} and {_name(raft.me)} lead term {raft.term} of {group.uid}"
+            raise Violation("1 one leader", detail)
+        if before is None or before[2] is not raft.leader:
+            self._check_complete(node, group, raft)
+
+    def _check_complete(self, node: Node, group: Group, raft: Raft) -> None:
+        """A new leader has all that is committed (§5.4)."""
+        if raft.terms.last < group.commit:
+            detail = f"{node.name} leads term {raft.term} with entries up to {raft.terms.last}, {group.commit} are"
+            raise Violation("2 committed stays", f"{detail} committed in {group.uid}")
+        for index in range(raft.terms.start + 1, group.commit + 1):
+            if raft.terms.term_at(index) != group.entries[index - 1].header.term:
+                raise Violation("2 committed stays", f"{node.name} leads term {raft.term} without entry {index}")
+
+    # -- what is applied -----------------------------------------------------------------------------------------
+
+    def applied(self, node: Node, state: PartitionState, header: FrameHeader, payload: Any) -> None:
+        uid = next((uid for uid, found in node.partitions.items() if found._tail.state is state), None)
+        if uid is None:
+            return
+        group = self.group(uid)
+        if header.index == group.commit + 1:
+            self._enter(node, group, header, payload)
+        elif header.index > group.commit:
+            raise Violation("2 committed stays", f"{node.name} applies {header.index}, {group.commit} are known")
+        known = group.entries[header.index - 1]
+        if known.header != header:
+            raise Violation(
+                "2 committed stays", f"{node.name} has {_shown(header)} where {_shown(known.header)} was committed"
+            )
+        for consumer, offset in known.positions.items():
+            if state.positions.get(consumer) != offset:
+                detail = f"{node.name} has {consumer} at {state.positions.get(consumer)} after {header.index}"
+                raise Violation("7 positions", f"{detail}, not at {offset}")
+        if header.index % _SAMPLE == 0:
+            image = zlib.crc32(state.image().state)
+            if group.images.setdefault(header.index, image) != image:
+                raise Violation("2 one state", f"{node.name} has another state after entry {header.index} of {uid}")
+
+    def _enter(self, node: Node, group: Group, header: FrameHeader, payload: Any) -> None:
+        self._check_majority(node, group, header)
+        if header.base_offset != group.next_offset:
+            detail = f"entry {header.index} of {group.uid} begins at {header.base_offset}, not {group.next_offset}"
+            raise Violation("5 dense offsets", detail)
+        group.next_offset = header.next_offset
+        positions: dict[str, int | None] = {}
+        if header.kind == Kind.DATA:
+            self._check_batch(group, header)
+        elif header.kind == Kind.POSITIONS:
+            for position in _positions_decoder.decode(payload):
+                _move(group.positions, position)
+                positions[position.consumer] = group.positions.get(position.consumer)
+        group.entries.append(Committed(header, positions))
+
+    def _check_batch(self, group: Group, header: FrameHeader) -> None:
+        batch = (header.producer_id, header.producer_epoch, header.sequence)
+        known = self.sent.get(batch)
+        if known is None or known[1] != header.payload_crc or len(known[0]) != header.record_count:
+            raise Violation("phantom", f"nobody sent {_shown(header)}")
+        expected = group.sequences.get(batch[:2], 0)
+        if header.sequence < expected:
+            raise Violation("6 once", f"{batch} is in {group.uid} again at {header.index}")
+        if header.sequence > expected:
+            raise Violation("6 once", f"{batch} is in {group.uid} at {header.index}, {expected} is not")
+        group.sequences[batch[:2]] = header.sequence + header.record_count
+
+    def _check_majority(self, node: Node, group: Group, header: FrameHeader) -> None:
+        partition = node.partitions[group.uid]
+        assert partition.raft is not None
+        for _, membership in reversed(partition.raft.raft.memberships):
+            holders = [voter for voter in membership.voters if self._holds(voter, group.uid, header)]
+            if membership.has_majority(holders):
+                return
+        where = ", ".join(map(_name, holders)) or "nowhere"
+        raise Violation("4 on disk first", f"{_shown(header)} is committed and on disk only at {where}")
+
+    def _holds(self, replica: int, uid: str, header: FrameHeader) -> bool:
+        node = self.nodes[broker_of(replica)]
+        partition = node.partitions.get(uid) if node.life else None
+        if partition is None or partition.raft is None or partition.raft.raft.me != replica:
+            return False
+        if durable_term(node.disk, node.directory(uid), header.index) == header.term:
+            return True
+        return partition._log.first_index > header.index  # it came with a snapshot
+
+    # -- what leaves ---------------------------------------------------------------------------------------------
+
+    def leaving(self, node: Node, uid: str, message: AnyMessage, frames: Sequence[Buffer]) -> None:
+        if isinstance(message, Append):
+            if frames:
+                self._check_frames(node, uid, message, b"".join(frames))
+        elif isinstance(message, AppendReply):
+            if message.accepted:
+                self._check_healthy(node, uid, message)
+                self._check_acknowledged(node, uid, message)
+        elif isinstance(message, (Vote, VoteReply)) and not message.pre:
+            voted_for = message.sender if isinstance(message, Vote) else message.to if message.granted else 0
+            if voted_for:
+                self._check_healthy(node, uid, message)
+                found = durable_hard_state(node.disk, node.directory(uid))
+                if found.term < message.term or (found.term == message.term and found.voted_for != voted_for):
+                    detail = f"{node.name} votes for {_name(voted_for)} in term {message.term}, its disk says {found}"
+                    raise Violation("3 durable votes", detail)
+
+    def _check_healthy(self, node: Node, uid: str, message: AnyMessage) -> None:
+        if len(node.disk.met) and node.failed_syncs(uid):
+            raise Violation("8 fsync stops", f"{node.name} goes on after a failed sync: {type(message).__name__}")
+
+    def _check_acknowledged(self, node: Node, uid: str, message: AppendReply) -> None:
+        partition = node.partitions[uid]
+        assert partition.raft is not None
+        raft, match = partition.raft.raft, message.match
+        if match <= raft.terms.start:
+            return
+        term = raft.terms.term_at(match)
+        found = durable_term(node.disk, node.directory(uid), match)
+        if found is None or found != term:
+            detail = f"{node.name} acknowledges entry {match} of term {term}, its disk has {found}"
+            raise Violation("4 on disk first", detail)
+        if durable_hard_state(node.disk, node.directory(uid)).term < message.term:
+            raise Violation("3 durable votes", f"{node.name} speaks in term {message.term}, which its disk has not")
+
+    def _check_frames(self, node: Node, uid: str, message: Append, data: bytes) -> None:
+        known, at = self.group(uid).frames, 0
+        index = message.prev_index
+        while at < len(data):
+            length, checksums, index, term = _FRAME.unpack_from(data, at)
+            payload = data[at + _HEADER_BYTES : at + _HEADER_BYTES + length]
+            if crc32c(payload) != int.from_bytes(checksums[4:], "little"):
+                raise Violation("9 no bad frame", f"{node.name} sends entry {index} with a wrong checksum")
+            if known.setdefault((index, term), checksums) != checksums:
+                raise Violation("2 committed stays", f"two entries {index} of term {term} in {uid}")
+            at += _HEADER_BYTES + (length + 7) // 8 * 8
+        if index != message.last:
+            raise Violation("9 no bad frame", f"{node.name} sends entries up to {index}, not {message.last}")
+
+
+def _move(positions: dict[str, int], position: Position) -> None:
+    """What a position entry does, written down once more."""
+    known = positions.get(position.consumer, -1)
+    if position.expected is None or position.expected == known:
+        positions[position.consumer] = position.offset if position.rewind else max(known, position.offset)
+
+
+def _name(replica: int) -> str:
+    return f"n{broker_of(replica)}.{replica & 0xFFFFFFFF}"
+
+
+def _shown(header: FrameHeader) -> str:
+    kind = Kind(header.kind).name.lower()
+    batch = f" {header.producer_id}/{header.producer_epoch}/{header.sequence}" if header.producer_id else ""
+    return f"{kind}{batch} at {header.index} of term {header.term}, offset {header.base_offset}"

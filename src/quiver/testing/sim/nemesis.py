@@ -1,0 +1,216 @@
+"""Breaks things, as the plan of the run says: which fault comes next, whom it meets, and when it passes.
+
+Rule: no fault beyond what the cluster promises to survive. A minority at most loses what it had acknowledged.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+
+from quiver.testing.sim.cluster import Cluster
+from quiver.testing.sim.node import Node
+
+
+class Nemesis:
+    def __init__(self, cluster: Cluster, chance: random.Random) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._chance = chance
+        self._active = False
+        self._faults = {
+            "kill": self._kill,
+            "power cut": self._power_cut,
+            "restart all": self._restart_all,
+            "stop": self._stop,
+            "pause": self._pause,
+            "split": self._split,
+            "cut one way": self._cut_one_way,
+            "slow disk": self._slow_disk,
+            "fsync error": self._fsync_error,
+            "full disk": self._full_disk,
+            "lost disk": self._lost_disk,
+            "lost partition": self._lost_partition,
+            "bit flip": self._bit_flip,
+            "transfer": self._transfer,
+        }
+
+    def start(self) -> None:
+        self._active = True
+        self._plan_next()
+
+    def stop(self) -> None:
+        self._active = False
+
+    def _plan_next(self) -> None:
+        interval_s = self._cluster.plan.fault_interval_s
+        self._world.after(self._chance.expovariate(1 / interval_s), None, self._strike)
+
+    def _strike(self) -> None:
+        if not self._active:
+            return
+        weights = self._cluster.plan.weights
+        fault = self._chance.choices([*weights], [*weights.values()])[0]
+        self._faults[fault]()
+        self._plan_next()
+
+    # -- processes -----------------------------------------------------------------------------------------------
+
+    def _victim(self) -> Node | None:
+        """One that is up; the leader more often than chance would have it."""
+        alive = [node for node in self._cluster.alive() if not node.loop.is_frozen]
+        if not alive:
+            return None
+        if self._chance.random() < 0.5:
+            leader = self._cluster.leader(self._chance.choice([*self._cluster.uids.values()]))
+            if leader is not None and leader[0] in alive:
+                return leader[0]
+        return self._chance.choice(alive)
+
+    def _later(self, node: Node) -> None:
+        self._world.after(self._chance.choice((0.02, 0.3, 1.0, 3.0)), None, self._start_again, node)
+
+    def _start_again(self, node: Node) -> None:
+        if self._active:
+            self._cluster.start_node(node)
+
+    def _kill(self) -> None:
+        if (node := self._victim()) is not None:
+            node.die(power_cut=False)
+            self._later(node)
+
+    def _power_cut(self) -> None:
+        if (node := self._victim()) is not None:
+            node.die(power_cut=True)
+            self._later(node)
+
+    def _restart_all(self) -> None:
+        power_cut = self._chance.random() < 0.7
+        for node in self._cluster.alive():
+            node.thaw()
+            node.die(power_cut)
+            self._later(node)
+
+    def _stop(self) -> None:
+        if (node := self._victim()) is not None and not node.broker._stopping:
+            node.stop(lambda: self._later(node))
+
+    def _pause(self) -> None:
+        if (node := self._victim()) is not None:
+            node.freeze()
+            loop = node.loop
+            self._world.after(self._chance.choice((0.1, 0.5, 1.5, 3.0)), None, self._go_on, node, loop)
+
+    def _go_on(self, node: Node, loop: object) -> None:
+        if node.loop is loop:
+            node.thaw()
+
+    def _transfer(self) -> None:
+        leader = self._cluster.leader(self._chance.choice([*self._cluster.uids.values()]))
+        if leader is not None and not leader[0].loop.is_frozen:
+            node, partition, _ = leader
+            assert partition.raft is not None
+            self._cluster.trace.say(node.name, "is told to hand over")
+            node.loop.turn(partition.raft.transfer, ())
+
+    # -- network -------------------------------------------------------------------------------------------------
+
+    def _split(self) -> None:
+        nodes = [*self._cluster.nodes]
+        self._chance.shuffle(nodes)
+        at = self._chance.randint(1, len(nodes) - 1)
+        for a in nodes[:at]:
+            for b in nodes[at:]:
+                self._cluster.network.cut(a, b)
+                self._cluster.network.cut(b, a)
+        self._cluster.trace.say("-", f"network split: {nodes[:at]} from {nodes[at:]}")
+        self._join_later()
+
+    def _cut_one_way(self) -> None:
+        a, b = self._chance.sample([*self._cluster.nodes], 2)
+        others = [b] if self._chance.random() < 0.5 else [node for node in self._cluster.nodes if node != a]
+        outward = self._chance.random() < 0.5
+        for other in others:
+            self._cluster.network.cut(*((a, other) if outward else (other, a)))
+        self._cluster.trace.say("-", f"network cut one way: {a} {'to' if outward else 'from'} {others}")
+        self._join_later()
+
+    def _join_later(self) -> None:
+        self._world.after(self._chance.choice((0.2, 1.0, 3.0)), None, self._join)
+
+    def _join(self) -> None:
+        if self._cluster.network.cuts:
+            self._cluster.trace.say("-", "network joined again")
+            self._cluster.network.heal()
+
+    # -- disks ---------------------------------------------------------------------------------------------------
+
+    def _slow_disk(self) -> None:
+        if (node := self._victim()) is not None:
+            node.slowness = self._chance.choice((10.0, 100.0, 500.0))
+            self._cluster.trace.say(node.name, f"has a disk {node.slowness:g} times slower")
+            self._world.after(self._chance.choice((0.5, 2.0)), None, self._quicken, node)
+
+    def _quicken(self, node: Node) -> None:
+        node.slowness = 1.0
+
+    def _fsync_error(self) -> None:
+        if (node := self._victim()) is not None:
+            uid = self._chance.choice([*self._cluster.uids.values()])
+            path = f"{node.directory(uid)}/{self._chance.choice(('', '', '', 'hardstate', '0'))}"
+            operation = self._chance.choice(("datasync", "datasync", "datasync", "pwrite"))
+            node.disk.fail(operation, errno.EIO, self._chance.randint(1, 3), path)
+            self._cluster.trace.say(node.name, f"will fail {operation} of {path}")
+            self._world.after(self._chance.choice((0.5, 2.0, 4.0)), None, self._end_fsync_error, node)
+
+    def _end_fsync_error(self, node: Node) -> None:
+        node.disk.heal()
+        if self._active and node.is_alive and self._cluster.is_broken(node) and not node.loop.is_frozen:
+            if self._chance.random() < 0.3 and self._cluster.may_lose_data(node):
+                self._lose_disk(node)
+            else:
+                node.die(power_cut=self._chance.random() < 0.5)
+            self._later(node)
+
+    def _full_disk(self) -> None:
+        if (node := self._victim()) is not None:
+            used = node.disk._root.used_bytes()
+            node.disk.capacity_bytes = used + self._chance.choice((0, 200, 2000))
+            self._cluster.trace.say(node.name, "has a full disk")
+            self._world.after(self._chance.choice((0.3, 1.0, 3.0)), None, self._empty, node)
+
+    def _empty(self, node: Node) -> None:
+        node.disk.capacity_bytes = None
+
+    def _lost_disk(self) -> None:
+        if (node := self._victim()) is not None and self._cluster.may_lose_data(node):
+            self._lose_disk(node)
+            self._later(node)
+
+    def _lose_disk(self, node: Node) -> None:
+        self._cluster.at_risk[node.id] = None
+        node.die(power_cut=False)
+        node.replace_disk()
+
+    def _lost_partition(self) -> None:
+        if (node := self._victim()) is not None and self._cluster.may_lose_data(node):
+            self._cluster.at_risk[node.id] = None
+            node.die(power_cut=self._chance.random() < 0.5)
+            self._cluster.lose_partition(node, self._chance.choice([*self._cluster.uids.values()]))
+            self._later(node)
+
+    def _bit_flip(self) -> None:
+        """In a frame that a check-point says was stored: above it, after a power cut, damage looks like a torn write."""
+        if (node := self._victim()) is None or not self._cluster.may_lose_data(node):
+            return
+        uid = self._chance.choice([*self._cluster.uids.values()])
+        partition = node.partitions.get(uid)
+        if partition is None:
+            return
+        segments = [s for s in partition._log._segments if 0 < s.next_index <= partition._log.checkpoint.index + 1]
+        if segments:
+            segment = self._chance.choice(segments)
+            byte = self._chance.randrange(segment.size_bytes)
+            self._cluster.at_risk[node.id] = None
+            self._cluster.trace.say(node.name, f"has a flipped bit in {segment.path} at {byte}")
+            node.disk.flip(segment.path, byte, self._chance.randrange(8))

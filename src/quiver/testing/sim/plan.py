@@ -1,0 +1,98 @@
+"""What a seed means: the size of the cluster, its settings, and how much of each fault there is.
+
+Rule: the same mix for every run, planted bug or not; only the seed decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from quiver.config import BrokerSettings, LogSettings, RaftSettings
+
+_NEVER_MS = 10**9
+
+FAULTS = (
+    "kill",
+    "power cut",
+    "restart all",
+    "stop",
+    "pause",
+    "split",
+    "cut one way",
+    "slow disk",
+    "fsync error",
+    "full disk",
+    "lost disk",
+    "lost partition",
+    "bit flip",
+    "transfer",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Plan:
+    brokers: int
+    partitions: int
+    producers: int
+    duration_s: float
+    fault_interval_s: float
+    weights: dict[str, float]
+    notices: bool
+    inline_flushes: bool
+    loss: float
+    doubling: float
+    straggler: float
+    delay_s: float
+    clock_spread: float
+    log: LogSettings
+    raft: RaftSettings
+    retention_check_s: float
+
+    def settings(self, node_id: int) -> BrokerSettings:
+        return BrokerSettings(
+            data_dir="sim",
+            node_id=node_id,
+            log=self.log,
+            raft=self.raft,
+            retention_check_s=self.retention_check_s,
+        )
+
+
+def plan_run(chance: random.Random) -> Plan:
+    notices = chance.random() < 0.7
+    pick = chance.choice
+    # A run with a few kinds of fault finds more than one with a little of everything.
+    liked = chance.sample(FAULTS, pick((2, 3, 4, 6)))
+    log = LogSettings(
+        segment_bytes_max=pick((2000, 5000, 20_000)),
+        index_interval_bytes=pick((200, 1000, 5000)),
+        checkpoint_bytes=pick((1500, 5000, 50_000)),
+        retention_ms=None,
+        retention_bytes=pick((None, 8000, 30_000)),
+    )
+    raft = RaftSettings(
+        heartbeat_ms=pick((30, 50, 100)),
+        election_ms=pick((200, 300, 600)),
+        append_bytes_max=pick((800, 4000, 1_000_000)),
+        appends_in_flight_max=pick((1, 4, 64)),
+        quiesce_ms=pick((200, 1000, _NEVER_MS)) if notices else _NEVER_MS,
+    )
+    return Plan(
+        brokers=pick((3, 3, 3, 5)),
+        partitions=pick((1, 1, 2)),
+        producers=pick((1, 2, 3)),
+        duration_s=pick((6.0, 10.0, 15.0)),
+        fault_interval_s=pick((0.2, 0.5, 1.0)),
+        weights={fault: (10.0 if fault in liked else 0.3) for fault in FAULTS},
+        notices=notices,
+        inline_flushes=chance.random() < 0.25,
+        loss=pick((0.0, 0.0, 0.01, 0.1)),
+        doubling=pick((0.0, 0.0, 0.05, 0.2)),
+        straggler=pick((0.0, 0.0, 0.01, 0.05)),
+        delay_s=pick((0.0005, 0.002, 0.01)),
+        clock_spread=pick((0.0, 0.02, 0.2)),
+        log=log,
+        raft=raft,
+        retention_check_s=pick((0.3, 1.0, 3.0)),
+    )

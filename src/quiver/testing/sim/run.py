@@ -1,0 +1,171 @@
+"""One run: a cluster made from a seed, broken for a while, healed, and judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+from quiver.testing.sim.cluster import TOPIC, Cluster
+from quiver.testing.sim.clients import Clients, Producer
+from quiver.testing.sim.consumers import Consumer, fill_in_trimmed, read_all
+from quiver.testing.sim.environment import simulated
+from quiver.testing.sim.ledger import Ledger
+from quiver.testing.sim.nemesis import Nemesis
+from quiver.testing.sim.plan import Plan, plan_run
+from quiver.testing.sim.trace import LogHandler, Trace
+from quiver.testing.sim.world import VirtualLoop, Violation, World
+
+_HEAL_S_MAX = 60.0  # a healed cluster must be whole within this time
+_STEP_S = 0.1
+
+
+@dataclasses.dataclass(slots=True)
+class Outcome:
+    seed: int
+    events: int
+    simulated_s: float
+    digest: int
+    committed: int
+    acknowledged: int
+    violation: Violation | None
+    plan: Plan
+    trace: Trace
+    state: list[str]
+
+
+class Run:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.plan = plan_run(self._chance("plan"))
+        self.world = World()
+        self.trace = Trace(self.world)
+        self.ledger = Ledger()
+        self.cluster = Cluster(self.plan, self.world, self.trace, self.ledger, self._chance("cluster"))
+        self.clients = Clients(
+            self.world, self.cluster.network, self.ledger, self.cluster.uids, self._chance("clients")
+        )
+        self.nemesis = Nemesis(self.cluster, self._chance("nemesis"))
+        self.actors: list[Producer | Consumer] = []
+        self._log: LogHandler | None = None
+
+    def _chance(self, name: str) -> random.Random:
+        return random.Random(f"{self.seed} {name}")
+
+    def run(self) -> None:
+        with simulated(self.ledger, self.trace, self._chance("product"), self.plan.inline_flushes) as log:
+            self._log = log
+            try:
+                self._play()
+            finally:
+                for node in self.cluster.alive():
+                    node.loop.die()
+                self.clients.loop.die()
+
+    def _play(self) -> None:
+        plan, cluster = self.plan, self.cluster
+        cluster.start()
+        self._pass(1.0)
+        network = cluster.network
+        network.loss, network.doubling, network.straggler = plan.loss, plan.doubling, plan.straggler
+        network.delay_s, network.spread_s = plan.delay_s, plan.delay_s * 2
+        for number in range(plan.partitions):
+            for place in range(plan.producers):
+                self._begin(Producer(self.clients, 100 * (number + 1) + place, TOPIC, number))
+            for place in range(2):
+                self._begin(Consumer(self.clients, f"c{number}{place}", TOPIC, number))
+        self.nemesis.start()
+        self._pass(plan.duration_s)
+        self.nemesis.stop()
+        self._close()
+
+    def _begin(self, actor: Producer | Consumer) -> None:
+        self.actors.append(actor)
+        self.clients.begin(actor)
+
+    def _pass(self, seconds: float) -> None:
+        self.world.run(self.world.now_s + seconds, self._check)
+
+    def _until(self, settled: Callable[[], str]) -> None:
+        deadline_s = self.world.now_s + _HEAL_S_MAX
+        while why := settled():
+            if self.world.now_s > deadline_s:
+                raise Violation("liveness", f"{_HEAL_S_MAX:g} s after all was healed: {why}")
+            self._pass(_STEP_S)
+
+    def _check(self, loop: VirtualLoop | None) -> None:
+        if loop is not None:
+            if loop.owner is not None:
+                self.ledger.check(loop.owner)
+            if loop.unhandled:
+                context = loop.unhandled.pop()
+                error = context.get("exception")
+                raise Violation("no mistakes", f"{loop.name}: {context['message']}: {error!r}") from error
+        if self.clients.found:
+            raise self.clients.found[0]
+        if self._log is not None and self._log.failures:
+            raise Violation("no mistakes", self._log.failures[0])
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        cluster = self.cluster
+        cluster.heal()
+        self._pass(2.0)
+        cluster.remove_damaged()
+        self._until(cluster.unsettled_groups)
+        self.clients.stopping = True
+        self._until(lambda: "" if all(actor.is_done for actor in self.actors) else "clients wait for answers")
+        self._until(cluster.unsettled)
+        for node in cluster.nodes:
+            for topic, number in cluster.uids:
+                task = read_all(self.clients, node, topic, number)
+                done: list[int] = []
+                self.clients.begin(_Once(task, done))
+                self._until(lambda done=done: "" if done else "the logs cannot be read")  # type: ignore[misc]
+        cluster.compare_logs()
+        starts = {place: self._start_of(uid) for place, uid in cluster.uids.items()}
+        fill_in_trimmed(self.clients, starts)
+        violations = self.clients.history.judge()
+        if violations:
+            raise Violation(violations[0].kind, "; ".join(map(str, violations[:5])))
+
+    def _start_of(self, uid: str) -> int:
+        return max(partition.start_offset for _, partition, _ in self.cluster.replicas(uid))
+
+
+class _Once:
+    def __init__(self, task: object, done: list[int]) -> None:
+        self._task = task
+        self._done = done
+
+    async def run(self) -> None:
+        await self._task  # type: ignore[misc]
+        self._done.append(1)
+
+
+def run_seed(seed: int) -> Outcome:
+    """Runs a seed to its end or to its first violation."""
+    run = Run(seed)
+    violation: Violation | None = None
+    try:
+        run.run()
+    except Violation as found:
+        violation = found
+    except Exception as error:  # a mistake of the product or of the simulator: both must be looked at
+        violation = Violation("no mistakes", f"{type(error).__name__}: {error}")
+        violation.__cause__ = error
+    if violation is not None:
+        run.trace.say("-", f"VIOLATION {violation}")
+    return Outcome(
+        seed,
+        run.world.events,
+        run.world.now_s,
+        run.trace.digest,
+        sum(group.commit for group in run.ledger.groups.values()),
+        run.clients.history.acknowledged_count,
+        violation,
+        run.plan,
+        run.trace,
+        run.cluster.describe(),
+    )
