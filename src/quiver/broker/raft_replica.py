@@ -261,7 +261,6 @@ class RaftReplica:
         self.raft.may_lead = False
         if not replaced:
             self.raft.rewound(first - 1)
-        self._watch_leadership()
 
     def _feed(self) -> None:
         raft = self.raft
