@@ -389,7 +389,10 @@ class RaftReplica:
     # -- membership ----------------------------------------------------------------------------------------------
 
     def _change(self, membership: Membership) -> None:
-        _, term = self.raft.propose_membership(membership)
+        try:
+            _, term = self.raft.propose_membership(membership)
+        except NotLeaderError:
+            return  # it hands over; who takes over is asked again
         payload = encode(membership)
         self._owner.entry_appended(self._append(term, Entry.control(Kind.MEMBERSHIP, payload)), payload)
         logger.info("membership uid=%s voters=%s learners=%s", self._seat.uid, membership.voters, membership.learners)
