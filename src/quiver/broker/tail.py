@@ -66,8 +66,7 @@ class Tail:
             header, payload, waiters = self._entries[0]
             refused = self.state.apply(header, payload)
             self._entries.popleft()  # not before: whoever waits for an entry must be found when this fails
-            for place in refused:
-                future, position = waiters[place]
+            for future, position in [waiters[place] for place in refused] if waiters else ():  # nobody on a follower
                 if not future.done():
                     future.set_exception(self._conflict(position))
             for future, reply in waiters:
