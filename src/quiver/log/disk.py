@@ -83,7 +83,7 @@ class SystemFile:
     def pwrite(self, buffers: Sequence[Buffer], position: int) -> int:
         start = position
         for first in range(0, len(buffers), _BUFFERS_MAX):
-            part = list(buffers[first : first + _BUFFERS_MAX])
+            part = buffers if len(buffers) <= _BUFFERS_MAX else buffers[first : first + _BUFFERS_MAX]
             wanted = sum(map(len, part))
             written = os.pwritev(self._fd, part, position)
             position += written

@@ -56,7 +56,7 @@ class FlushJob:
 
     @property
     def size_bytes(self) -> int:
-        return sum(write.end() - write.position for write in self.writes)
+        return sum(sum(map(len, write.buffers)) for write in self.writes)
 
     def run(self) -> None:
         """Blocks until all of it is on disk. SpaceError: nothing happened. OSError: the log must stop."""

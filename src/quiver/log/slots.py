@@ -16,6 +16,8 @@ from quiver.log.disk import Disk, File
 from quiver.types import HardState
 
 _SLOT = struct.Struct("<IQQQ")  # checksum, version, two values
+_CHECKSUM = struct.Struct("<I")
+_BODY = struct.Struct("<QQQ")
 _SLOT_SPACING: Final = 512  # one sector each: a torn write of one cannot touch the other
 
 
@@ -44,14 +46,14 @@ class TwoSlots:
 
     def write(self, first: int, second: int, *, sync: bool) -> None:
         version = self._version + 1
-        raw = bytearray(_SLOT.pack(0, version, first, second))
-        struct.pack_into("<I", raw, 0, crc32c(raw[4:]))
-        self._file.pwrite([raw], version % 2 * _SLOT_SPACING)
+        body = _BODY.pack(version, first, second)
+        raw = _CHECKSUM.pack(crc32c(body)) + body
+        self._file.pwrite((raw,), version % 2 * _SLOT_SPACING)
         if sync:
             self._file.datasync()
             # The second copy: with one alone, a flipped bit would silently bring back the value before. It is not
             # waited for, and the next write begins with its slot, so the synced copy is never the one at risk.
-            self._file.pwrite([raw], (version + 1) % 2 * _SLOT_SPACING)
+            self._file.pwrite((raw,), (version + 1) % 2 * _SLOT_SPACING)
         # Only now: a write that failed is followed by one to the same slot, never to the only good one.
         self._version = version
         self.values = (first, second)

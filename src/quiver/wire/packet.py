@@ -63,23 +63,23 @@ class PacketReader:
             packet = _decode(memoryview(self._large))
             self._large = None
             return [packet]
-        self._end += count
+        end = self._end + count
         packets: list[Packet] = []
         start = 0
-        while self._end - start >= PREFIX_BYTES:
+        while end - start >= PREFIX_BYTES:
             total = self._total_bytes(start)
-            if self._end - start < total:
+            if end - start < total:
                 if total > len(self._buffer):
                     self._large = bytearray(total)
-                    self._large_end = self._end - start
-                    self._large[: self._large_end] = self._buffer[start : self._end]
-                    start = self._end
+                    self._large_end = end - start
+                    self._large[: self._large_end] = memoryview(self._buffer)[start:end]
+                    start = end
                 break
-            packets.append(_decode(memoryview(bytes(memoryview(self._buffer)[start : start + total]))))
+            packets.append(_decode(memoryview(self._buffer[start : start + total])))
             start += total
-        rest = self._buffer[start : self._end]
-        self._buffer[: len(rest)] = rest
-        self._end = len(rest)
+        if start and start < end:
+            self._buffer[: end - start] = self._buffer[start:end]
+        self._end = end - start
         return packets
 
     def _total_bytes(self, start: int) -> int:
