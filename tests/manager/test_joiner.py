@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from quiver.errors import DiskFullError
+from quiver.errors import (
+    ConnectionLostError,
+    DiskFullError,
+    InvalidBatchError,
+    OutOfOrderSequenceError,
+    RequestTimeoutError,
+)
 from quiver.manager.joiner import Joiner
 from quiver.wire.frame import FLAG_CLIENT, FLAG_UNSEQUENCED
 from quiver.wire.messages import Produce, ProduceReply
@@ -43,8 +49,16 @@ class Broker:
         return [[record["value"] for record in records] for _, records in self.batches]
 
 
+GATEWAY = 99
+
+
 def joiner_on(broker: Broker) -> Joiner:
-    return Joiner(lambda topic, partition: broker, SimulatedClock())
+    return Joiner(lambda topic, partition: broker, SimulatedClock(), GATEWAY)
+
+
+def numbers(broker: Broker) -> list[tuple[int, int, int]]:
+    """Epoch, sequence and size of each batch that the broker took."""
+    return [(request.producer_epoch, request.sequence, request.record_count) for request, _ in broker.batches]
 
 
 async def add(joiner: Joiner, value: bytes, client: int = 0, key: bytes | None = None) -> int:
@@ -141,7 +155,7 @@ def test_client_names_travel_apart_and_are_marked() -> None:
         }
         assert found == {
             (7, FLAG_CLIENT | FLAG_UNSEQUENCED): [b"a", b"c"],
-            (0, 0): [b"b"],
+            (GATEWAY, 0): [b"b"],
             (8, FLAG_CLIENT | FLAG_UNSEQUENCED): [b"d"],
         }
 
@@ -183,5 +197,65 @@ def test_a_batch_is_cut_where_it_would_grow_too_large() -> None:
             [1024 * 1024],
             [1, 1],
         ]
+
+    asyncio.run(main())
+
+
+def test_batches_without_a_name_are_numbered_by_the_gateway() -> None:
+    async def main() -> None:
+        broker = Broker(held=False)
+        joiner = joiner_on(broker)
+        await asyncio.gather(*(add(joiner, b"%d" % number) for number in range(3)))
+        await add(joiner, b"3")
+        await joiner.add("logs", 1, 0, b"other", None)
+        assert numbers(broker) == [(0, 0, 3), (0, 3, 1), (1, 0, 1)]
+        assert all(request.producer_id == GATEWAY for request, _ in broker.batches)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [ConnectionLostError("lost"), RequestTimeoutError("late"), DiskFullError("full")])
+def test_after_an_outcome_that_stays_unknown_a_new_epoch_begins(error: Exception) -> None:
+    """Under the old numbers the next batch would be taken for the lost one, or the lost one could slip in behind it."""
+
+    async def main() -> None:
+        broker = Broker(held=False)
+        broker.errors = [None, error]
+        joiner = joiner_on(broker)
+        await add(joiner, b"a")
+        with pytest.raises(type(error)):
+            await add(joiner, b"b")
+        await add(joiner, b"c")
+        assert numbers(broker) == [(0, 0, 1), (1, 0, 1)]
+
+    asyncio.run(main())
+
+
+def test_a_batch_that_was_refused_leaves_its_numbers_to_the_next() -> None:
+    async def main() -> None:
+        broker = Broker(held=False)
+        broker.errors = [None, InvalidBatchError("no")]
+        joiner = joiner_on(broker)
+        await add(joiner, b"a")
+        with pytest.raises(InvalidBatchError):
+            await add(joiner, b"b")
+        await add(joiner, b"c")
+        assert numbers(broker) == [(0, 0, 1), (0, 1, 1)]
+
+    asyncio.run(main())
+
+
+def test_a_partition_that_does_not_know_the_gateway_gets_a_new_epoch_and_the_batch() -> None:
+    """As after a topic was deleted and made again under the same name."""
+
+    async def main() -> None:
+        broker = Broker(held=False)
+        broker.errors = [None, OutOfOrderSequenceError("gap", expected=0, got=1), None]
+        joiner = joiner_on(broker)
+        await add(joiner, b"a")
+        await add(joiner, b"b")
+        await add(joiner, b"c")
+        assert numbers(broker) == [(0, 0, 1), (1, 0, 1), (1, 1, 1)]
+        assert broker.values() == [[b"a"], [b"b"], [b"c"]]
 
     asyncio.run(main())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import hashlib
+import secrets
 from collections.abc import Sequence
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -68,7 +69,8 @@ class ClassicApi:
         self._registry = registry
         self._message_bytes_max = message_bytes_max
         self._address = address
-        self._joiner = Joiner(registry.link_of, clock)
+        # A new one at each start: what an earlier gateway numbered is not known any more.
+        self._joiner = Joiner(registry.link_of, clock, secrets.randbelow(2**62) + 1)
         self._reader = RecordReader(registry.link_of)
         self._next_produce: dict[str, int] = {}
         self._next_consume: dict[int, int] = {}

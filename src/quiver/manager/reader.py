@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from quiver.errors import UnavailableError
 from quiver.manager.links import BrokerLink
 from quiver.metadata.state import Topic
 from quiver.wire.frame import walk_frames
@@ -54,7 +55,8 @@ class RecordReader:
         for _, header, data in walk_frames(memoryview(b"".join(payload))):
             if header.base_offset <= offset < header.next_offset:
                 return _Run(header.base_offset, decode_batch(data).column("value").to_pylist(), len(data))
-        raise AssertionError(f"the broker sent no frame with offset {offset}")
+        # A broker that was just asked as the leader and is behind it.
+        raise UnavailableError(f"offset {offset} of partition {partition} of topic {topic} cannot be read just now")
 
     def _keep(self, uid: str, run: _Run) -> None:
         runs = self._runs.setdefault(uid, [])
