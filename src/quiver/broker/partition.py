@@ -157,7 +157,7 @@ class Partition:
     @property
     def _is_catching_up(self) -> bool:
         """True while the log lacks entries that the state already counts."""
-        return self._log.next_index <= self._state.applied_index
+        return self._log.synced_index <= self._state.applied_index
 
     async def confirm(self) -> None:
         """Returns when this replica is known to lead and has applied all that was committed at the call."""
@@ -260,7 +260,8 @@ class Partition:
                 return
             if self._inbox and not self._must_wait():
                 self._wake.set()
-            if self._log.checkpoint_due and self._checkpointing is None and self._log.failure is None:
+            due = self._log.checkpoint_due and not self._is_catching_up
+            if due and self._checkpointing is None and self._log.failure is None:
                 self._checkpointing = asyncio.get_running_loop().create_task(self._checkpoint())
 
     def _is_finished(self) -> bool:
