@@ -6,8 +6,8 @@ from pathlib import Path
 
 from quiver.cli.cluster_file import BrokerEntry, Cluster, Running, SupervisorEntry
 from quiver.cli.render import human_bytes
-from quiver.cli.status import local_report, remote_report, topic_rows
-from quiver.types import NodeInfo, PartitionStatus
+from quiver.cli.status import _replica, local_report, remote_report, topic_rows
+from quiver.types import NodeInfo, PartitionStatus, ReplicaStatus
 
 CLUSTER = Cluster(("127.0.0.1:7001",), (BrokerEntry(1, 11, "127.0.0.1:7001"),), SupervisorEntry(10))
 ONE = PartitionStatus("b", 0, "online", 5, 9, 2048, 1)
@@ -15,11 +15,13 @@ ONE = PartitionStatus("b", 0, "online", 5, 9, 2048, 1)
 
 def test_topics_and_partitions_are_in_order() -> None:
     rows = topic_rows(
-        [
-            PartitionStatus("b", 1, "failed", 0, 3, 10, 2, "disk error"),
-            ONE,
-            PartitionStatus("a", 0, "online", 0, 0, 0, 1),
-        ]
+        {
+            1: [
+                PartitionStatus("b", 1, "failed", 0, 3, 10, 2, "disk error"),
+                ONE,
+                PartitionStatus("a", 0, "online", 0, 0, 0, 1),
+            ]
+        }
     )
     assert [(topic["name"], [row["partition"] for row in topic["partitions"]]) for topic in rows] == [
         ("a", [0]),
@@ -30,7 +32,7 @@ def test_topics_and_partitions_are_in_order() -> None:
 
 
 def test_a_local_report_joins_pids_and_answers() -> None:
-    report = local_report(Path("/d"), Running(10, CLUSTER), ([NodeInfo(1, "127.0.0.1:7001")], [ONE]))
+    report = local_report(Path("/d"), Running(10, CLUSTER), ([NodeInfo(1, "127.0.0.1:7001")], {1: [ONE]}))
     assert report["brokers"] == [{"id": 1, "pid": 11, "address": "127.0.0.1:7001", "state": "online"}]
     assert report["supervisor"] == {"pid": 10}
     assert "error" not in report
@@ -44,7 +46,38 @@ def test_a_node_that_does_not_answer_is_unreachable() -> None:
 
 
 def test_a_remote_report_has_no_pids() -> None:
-    assert remote_report([NodeInfo(1, "h:1")], [ONE])["brokers"] == [{"id": 1, "address": "h:1", "state": "online"}]
+    report = remote_report([NodeInfo(2, "h:2"), NodeInfo(1, "h:1")], {1: [ONE]})
+    assert report["brokers"] == [
+        {"id": 1, "address": "h:1", "state": "online"},
+        {"id": 2, "address": "h:2", "state": "unreachable"},
+    ]
+
+
+def replica(role: str, term: int, next_offset: int = 9, lags: tuple[ReplicaStatus, ...] = ()) -> PartitionStatus:
+    return PartitionStatus("b", 0, "online", 5, next_offset, 2048, 1, "", "u", 0, role, term, lags)
+
+
+def test_a_partition_is_told_by_its_leader_with_the_lag_of_each_replica() -> None:
+    lags = (ReplicaStatus(1, True, 4), ReplicaStatus(2, True, 0), ReplicaStatus(3, False, 70))
+    (topic,) = topic_rows({1: [replica("follower", 7, 6)], 2: [replica("leader", 7, 9, lags)], 4: []})
+    (row,) = topic["partitions"]
+    assert (row["leader"], row["term"], row["next_offset"]) == (2, 7, 9)
+    assert [(one["broker"], one["role"], one["voter"], one["lag"]) for one in row["replicas"]] == [
+        (1, "follower", True, 4),
+        (2, "leader", True, 0),
+        (3, "away", False, 70),
+    ]
+    assert [_replica(one) for one in row["replicas"]] == ["1 (4 behind)", "2", "3 (unreachable, learner, 70 behind)"]
+
+
+def test_of_two_that_think_they_lead_the_newer_term_counts() -> None:
+    (topic,) = topic_rows({1: [replica("leader", 3, 100)], 2: [replica("leader", 4, 50)]})
+    assert topic["partitions"][0]["leader"] == 2
+
+
+def test_a_partition_without_a_leader_says_so() -> None:
+    (topic,) = topic_rows({1: [replica("follower", 3, 8)], 2: [replica("candidate", 4, 7)]})
+    assert (topic["partitions"][0]["leader"], topic["partitions"][0]["term"]) == (0, 4)
 
 
 def test_sizes_are_readable() -> None:

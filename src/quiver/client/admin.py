@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+from itertools import chain
 from types import TracebackType
 from typing import Self
 
 from quiver.client.cluster import Cluster
 from quiver.client.consumer import offset_at
-from quiver.errors import ConnectionLostError, InvalidRequestError, RequestTimeoutError, TopicExistsError
+from quiver.errors import (
+    ConnectionLostError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    TopicExistsError,
+    UnavailableError,
+    UnknownTopicError,
+)
 from quiver.types import PARTITIONS_MAX, NodeInfo, PartitionStatus, TopicInfo, check_topic_name
 from quiver.wire.messages import (
     OFFSET_EARLIEST,
@@ -84,14 +92,34 @@ class AsyncAdmin:
         return await offset_at(self._cluster, name, partition, timestamp)
 
     async def partition_status(self, topic: str | None = None) -> list[PartitionStatus]:
+        """One status for each partition: its leader's, or without a leader that of the replica that is furthest."""
+        best: dict[tuple[str, int], PartitionStatus] = {}
+        for status in chain(*(await self.replica_status(topic)).values()):
+            known = best.get((status.topic, status.partition))
+            if known is None or _weight(status) > _weight(known):
+                best[status.topic, status.partition] = status
+        return [best[place] for place in sorted(best)]
+
+    async def replica_status(self, topic: str | None = None) -> dict[int, list[PartitionStatus]]:
+        """What each broker says of the replicas it has, by broker id. One that does not answer is left out."""
         if topic is not None:
             check_topic_name(topic)
+            await self.describe_topic(topic)  # raises when there is none; a broker may have nothing of it
+        nodes = await self.nodes()
 
-        async def once() -> list[PartitionStatus]:
-            connection = await self._cluster.any_connection()
-            return (await self._cluster.call(connection, GetStatus(topic), StatusReply)).partitions
+        async def ask(node: NodeInfo) -> list[PartitionStatus]:
+            connection = await self._cluster.connection(node.address)
+            try:
+                return (await self._cluster.call(connection, GetStatus(topic), StatusReply)).partitions
+            except UnknownTopicError:
+                return []
 
-        return await self._cluster.retrying(once)
+        answers = await asyncio.gather(*map(ask, nodes), return_exceptions=True)
+        found = {node.id: answer for node, answer in zip(nodes, answers, strict=True) if isinstance(answer, list)}
+        for answer in answers:
+            if isinstance(answer, BaseException) and not (isinstance(answer, UnavailableError) and found):
+                raise answer
+        return found
 
     async def nodes(self) -> list[NodeInfo]:
         return await self._cluster.retrying(self._cluster.nodes)
@@ -106,3 +134,7 @@ class AsyncAdmin:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _weight(status: PartitionStatus) -> tuple[bool, int, int]:
+    return status.role == "leader" and status.state == "online", status.term, status.next_offset

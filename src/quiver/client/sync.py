@@ -304,6 +304,10 @@ class Admin(_Closing):
         found: list[PartitionStatus] = self._call(self._admin.partition_status(topic))
         return found
 
+    def replica_status(self, topic: str | None = None) -> dict[int, list[PartitionStatus]]:
+        found: dict[int, list[PartitionStatus]] = self._call(self._admin.replica_status(topic))
+        return found
+
     def nodes(self) -> list[NodeInfo]:
         nodes: list[NodeInfo] = self._call(self._admin.nodes())
         return nodes
