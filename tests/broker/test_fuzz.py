@@ -89,8 +89,8 @@ def wrong_requests(chance: random.Random) -> list[Packet]:
         request("CreateTopic", "new", 1, 1, [uid]) for uid in ("..", "../" * 10, "A" * 32, "0" * 31, "0" * 32 + "/")
     ]
     found += [request("DeleteTopic", name) for name in WRONG_TOPICS]
-    # A second hello and what only brokers say to each other end a connection; they are among the garbage.
-    answered = set(range(256)) - {KINDS[name] for name in ("Hello", "PeerHello", "PeerMessages", "PeerPing")}
+    # A second hello and what only brokers say end a connection; a ping is answered whatever it says.
+    answered = set(range(256)) - {KINDS[name] for name in ("Hello", "Ping", "PeerHello", "PeerMessages", "PeerPing")}
     found += [(kind, msgspec.msgpack.encode(chance.choice(WRONG_VALUES)), b"") for kind in sorted(answered)]
     return found
 

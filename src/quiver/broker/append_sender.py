@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -23,6 +23,7 @@ from quiver.log.disk import Disk
 from quiver.log.partition_log import PartitionLog
 from quiver.log.segment import read_entries
 from quiver.raft import AnyMessage, Append, Snapshot
+from quiver.raft.messages import Repair, RepairReply
 from quiver.wire.frame import FrameHeader, Kind, walk_frames
 
 logger = logging.getLogger("quiver.broker")
@@ -64,7 +65,7 @@ class AppendSender:
         if isinstance(message, Append) and message.last > message.prev_index:
             frames = self.cache.get(message.prev_index + 1, message.last)
             if frames is None:
-                self._read_and_send(message)
+                self._in_background(self._read(message, message.prev_index + 1, message.last))
                 return
             self._put(message, frames)
         elif isinstance(message, Snapshot):
@@ -73,26 +74,33 @@ class AppendSender:
         else:
             self._put(message)
 
+    def answer_repair(self, request: Repair, commit: int) -> None:
+        """Sends the frame of a committed entry to a replica that lost it."""
+        reply = RepairReply(request.to, request.sender, request.term, request.index)
+        if self._log.first_index <= request.index <= min(commit, self._log.synced_index - 1):
+            self._in_background(self._read(reply, request.index, request.index))
+        else:
+            self._put(reply)
+
     def _put(self, message: AnyMessage, frames: Sequence[Buffer] = ()) -> None:
         self._transport.send(broker_of(message.to), self._uid, message, frames)
 
-    def _read_and_send(self, message: Append) -> None:
-        task = asyncio.get_running_loop().create_task(self._read(message))
+    def _in_background(self, reading: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(reading)
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
 
-    async def _read(self, message: Append) -> None:
-        first = message.prev_index + 1
+    async def _read(self, message: AnyMessage, first: int, last: int) -> None:
         spans = self._log.spans_for_index(first)
-        read = partial(read_entries, self._disk, spans, first, message.last)
+        read = partial(read_entries, self._disk, spans, first, last)
         try:
             frames = await asyncio.get_running_loop().run_in_executor(self._readers, read)
         except CorruptLogError as error:
             self._on_damage(error)
         except OSError as error:  # trimmed or truncated meanwhile, or a disk that the next write will find
-            logger.warning("append_not_read uid=%s first=%d error=%r", self._uid, first, str(error))
+            logger.warning("entries_not_read uid=%s first=%d error=%r", self._uid, first, str(error))
         else:
-            if len(frames) == message.last - message.prev_index:
+            if len(frames) == last - first + 1:
                 self._put(message, frames)
 
     async def close(self) -> None:

@@ -9,10 +9,12 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Final
 
 from quiver.broker.catalog import Catalog, CatalogTopic
 from quiver.broker.partition import Partition
+from quiver.broker.repair import Repairer, UnrepairableError
 from quiver.broker.seat import RaftSetup, Seat
 from quiver.clock import Clock
 from quiver.config import BrokerSettings
@@ -61,6 +63,7 @@ class Hosting:
         self._changes: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._by_uid: dict[str, Partition] = {}
+        self._repairs: dict[str, Repairer] = {}
         self.catalog = Catalog(disk, f"{settings.data_dir}/broker-{settings.node_id}")
         self.partitions: dict[str, dict[int, Partition | Unusable]] = {}
 
@@ -96,7 +99,8 @@ class Hosting:
         if topic.voters and self._peers is not None:
             voters, me = topic.voters[number], topic.replicas[uid]
             seat = Seat(uid, me, tuple(voters), prefers_to_lead=voters[0] == me)
-            setup = RaftSetup(seat, directory, self._settings.raft, self._peers)
+            on_damage = partial(self._mend, topic.name, number)
+            setup = RaftSetup(seat, directory, self._settings.raft, self._peers, on_damage)
         return Partition(
             topic.name, number, log, self._disk, self._writers, self._readers, self._clock, self._policy, setup
         )
@@ -110,6 +114,8 @@ class Hosting:
             partition = self._open(topic, number)
         except CorruptLogError as error:
             logger.error("partition_corrupt partition=%s-%d error=%r", topic.name, number, error.message)
+            if topic.voters:
+                self._mend(topic.name, number, error)
             return error
         except OSError as error:
             logger.error("partition_failed partition=%s-%d error=%r", topic.name, number, str(error))
@@ -121,6 +127,46 @@ class Hosting:
         partition.start()
         if partition.raft is not None:
             self._by_uid[uid] = partition
+
+    # -- damage --------------------------------------------------------------------------------------------------
+
+    def _mend(self, name: str, number: int, error: CorruptLogError) -> None:
+        """Takes a damaged replica out of its group's work and repairs it from its peers."""
+        topic = self.catalog.topics.get(name)
+        if topic is None or self._peers is None or topic.partitions[number] in self._repairs:
+            return
+        uid = topic.partitions[number]
+        me, voters = topic.replicas[uid], topic.voters[number]
+        self._repairs[uid] = repairer = Repairer(uid, me, voters, self._disk, self._writers, self._peers)
+        loop = asyncio.get_running_loop()
+        self._tasks.append(loop.create_task(self._repair(topic, number, repairer, error)))
+
+    async def _repair(self, topic: CatalogTopic, number: int, repairer: Repairer, error: CorruptLogError) -> None:
+        uid = topic.partitions[number]
+        running = self.partitions.get(topic.name, {}).get(number)
+        if isinstance(running, Partition):
+            await running.hand_over()
+            self._by_uid.pop(uid, None)
+            await running.stop()
+        directory = self.catalog.directory_of(uid)
+
+        def open_again() -> CorruptLogError | None:
+            try:
+                PartitionLog(self._disk, directory, self._settings.log)
+            except CorruptLogError as found:
+                return found
+            return None
+
+        try:
+            await repairer.run(error, open_again)
+        except (UnrepairableError, OSError) as why:
+            logger.error("replica_rebuilt partition=%s-%d reason=%r", topic.name, number, str(why))
+            if self._disk.exists(directory):
+                self._disk.remove_tree(directory)
+        async with self._lock:
+            del self._repairs[uid]
+            if topic.name in self.partitions:
+                self.partitions[topic.name][number] = self._recover(topic, number)
 
     # -- what is here --------------------------------------------------------------------------------------------
 
@@ -139,8 +185,8 @@ class Hosting:
             raise UnknownPartitionError(
                 f"topic {topic} has partitions 0 to {count - 1}, not {number}", topic=topic, partition=number
             )
-        if partition is None:
-            raise NotLeaderError(f"broker {self._settings.node_id} does not have {topic}-{number}", leader=0)
+        if partition is None or self.catalog.topics[topic].partitions[number] in self._repairs:
+            raise NotLeaderError(f"broker {self._settings.node_id} does not have {topic}-{number} now", leader=0)
         # Without the old traceback: each raise would make it longer, and it holds every request's payload.
         raise partition.with_traceback(None)
 
@@ -201,8 +247,10 @@ class Hosting:
     # -- what drives them ----------------------------------------------------------------------------------------
 
     def _receive(self, uid: str, message: AnyMessage, frames: memoryview) -> None:
-        partition = self._by_uid.get(uid)
-        if partition is not None and partition.raft is not None:
+        partition, repairer = self._by_uid.get(uid), self._repairs.get(uid)
+        if repairer is not None and partition is None:
+            repairer.receive(message, frames)
+        elif partition is not None and partition.raft is not None:
             partition.raft.receive(message, frames)
 
     def _link_changed(self, broker: int, up: bool) -> None:

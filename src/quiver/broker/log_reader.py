@@ -21,11 +21,19 @@ T = TypeVar("T")
 class LogReader:
     """`name` is for error messages. `damage` is the first damaged place that a reader met."""
 
-    def __init__(self, name: str, log: PartitionLog, disk: Disk, readers: Executor) -> None:
+    def __init__(
+        self,
+        name: str,
+        log: PartitionLog,
+        disk: Disk,
+        readers: Executor,
+        on_damage: Callable[[CorruptLogError], None] | None,
+    ) -> None:
         self._name = name
         self._log = log
         self._disk = disk
         self._readers = readers
+        self._on_damage = on_damage
         self.damage: CorruptLogError | None = None
         self.is_closing = False
 
@@ -61,7 +69,7 @@ class LogReader:
             except CorruptLogError as error:
                 if self._log.cuts != cuts:
                     continue  # it read behind what is committed, while that was being replaced
-                self.damage = error
+                self._note(error)
                 raise
             except OSError as error:
                 if self.is_closing:
@@ -71,6 +79,12 @@ class LogReader:
                 ):
                     continue
                 if isinstance(error, FileNotFoundError):
-                    self.damage = CorruptLogError.at(str(error.filename), 0, "the file is missing")
-                    raise self.damage from error
+                    missing = CorruptLogError.at(str(error.filename), 0, "the file is missing")
+                    self._note(missing)
+                    raise missing from error
                 raise LogFailedError(f"{self._name} cannot be read: {error}") from error
+
+    def _note(self, damage: CorruptLogError) -> None:
+        self.damage = damage
+        if self._on_damage is not None:
+            self._on_damage(damage)

@@ -69,7 +69,7 @@ class Partition:
         self._writers = writers
         self._clock = clock
         self._wake = asyncio.Event()
-        self._reader = LogReader(f"{topic}-{number}", log, disk, readers)
+        self._reader = LogReader(f"{topic}-{number}", log, disk, readers, raft.on_damage if raft else None)
         self._tail = Tail(PartitionState(log.checkpoint))
         self._inbox: deque[tuple[Callable[[], None], asyncio.Future[Any]]] = deque()
         self._new_positions: list[tuple[Position, asyncio.Future[Any]]] = []

@@ -19,17 +19,18 @@ import msgspec
 from quiver.broker.admission import Admission
 from quiver.broker.append_sender import AppendSender, with_entries
 from quiver.broker.group import LogView, broker_of, encode, summarise
+from quiver.broker.log_work import LogWork
 from quiver.broker.seat import Owner, RaftSetup
 from quiver.broker.tail import refuse, settle
 from quiver.clock import Clock
 from quiver.errors import CorruptLogError, DiskFullError, LogFailedError, NotLeaderError
-from quiver.log.checkpoint import Checkpoint, decode_checkpoint
+from quiver.log.checkpoint import Checkpoint
 from quiver.log.disk import Disk
 from quiver.log.flusher import Flusher, FlushPolicy
 from quiver.log.partition_log import PartitionLog
 from quiver.log.slots import HardStateFile
-from quiver.raft import AnyMessage, Append, Extend, Install, Membership, Own, Raft, Ready, Snapshot, Truncate
-from quiver.raft.messages import Join
+from quiver.raft import AnyMessage, Append, Install, Membership, Raft, Ready, Snapshot, Truncate
+from quiver.raft.messages import Join, Repair
 from quiver.wire.frame import Entry, FrameError, FrameHeader, Kind
 
 logger = logging.getLogger("quiver.broker")
@@ -53,7 +54,7 @@ class RaftReplica:
         owner: Owner,
         policy: FlushPolicy | None,
     ) -> None:
-        seat, directory, settings, transport = setup
+        seat, directory, settings, transport, self._on_damage = setup
         self._seat = seat
         self._log = log
         self._writers = writers
@@ -62,6 +63,7 @@ class RaftReplica:
         self._owner = owner
         self._transport = transport
         self._sender = AppendSender(seat.uid, log, disk, readers, transport, self._damaged)
+        self._work = LogWork(seat.uid, log, self._sender.cache, clock, owner)
         self._flusher = Flusher(writers, policy, wake)
         self._hard_state = HardStateFile(disk, directory)
         self._inputs: deque[AnyMessage] = deque()
@@ -123,12 +125,7 @@ class RaftReplica:
     def propose(self, entry: Entry) -> FrameHeader:
         self.check_leads()
         _, term = self.raft.propose()
-        return self._append(term, entry)
-
-    def _append(self, term: int, entry: Entry) -> FrameHeader:
-        header, frame = self._log.append_entry(term, entry, self._clock.monotonic_s())
-        self._sender.cache.add(frame)
-        return header
+        return self._work.append(term, entry)
 
     def read(self) -> asyncio.Future[int]:
         """The index up to which one must have applied to answer as of now; proves that this replica still leads."""
@@ -177,6 +174,9 @@ class RaftReplica:
                 return
         elif isinstance(message, Snapshot):
             message = msgspec.structs.replace(message, body=frames)
+        elif isinstance(message, Repair):
+            self._sender.answer_repair(message, self.raft.commit)
+            return
         self._inputs.append(message)
         self._wake()
 
@@ -252,7 +252,7 @@ class RaftReplica:
         if todo is not None and not replaced:
             for work in todo.work:
                 if isinstance(work, Truncate):
-                    self._work(work)
+                    self._work.do(work, self.leader)
             todo.work = []
         first = self._log.next_index
         self._sender.cache.drop_from(first)
@@ -296,7 +296,7 @@ class RaftReplica:
             if isinstance(work, (Truncate, Install)) and not self._is_flushed():
                 return False
             todo.work.pop(0)
-            self._work(work)
+            self._work.do(work, self.leader)
         for message in todo.messages:
             self._sender.send(message)
         for future, index in todo.reads:
@@ -336,39 +336,11 @@ class RaftReplica:
         self._wake()
         return False
 
-    def _work(self, work: Truncate | Extend | Own | Install) -> None:
-        now_s = self._clock.monotonic_s()
-        if isinstance(work, Truncate):
-            logger.info("truncated uid=%s first=%d end=%d", self._seat.uid, work.index, self._log.next_index)
-            self._log.truncate_suffix(work.index)
-            self._sender.cache.drop_from(work.index)
-            lost = NotLeaderError("another leader's entry took this place", leader=self.leader)
-            self._owner.entries_removed(work.index, lost)
-        elif isinstance(work, Extend):
-            for header, payload in work.append.body:
-                if header.index >= work.first:
-                    self._sender.cache.add(self._log.append_frame(header, payload, now_s))
-                    self._owner.entry_appended(header, payload)
-        elif isinstance(work, Own):
-            self._owner.entry_appended(self._append(work.term, Entry.control(Kind.NOOP, b"")), b"")
-        else:
-            self._install(work.snapshot)
-
-    def _install(self, snapshot: Snapshot) -> None:
-        given = decode_checkpoint(snapshot.body, "a snapshot")
-        generation = self._log.checkpoint.generation + 1
-        checkpoint = given._replace(generation=generation, catching_up=True)
-        logger.info("snapshot_installed uid=%s start=%d index=%d", self._seat.uid, given.start.index, given.index)
-        self._log.install(checkpoint)
-        self._sender.cache.drop_from(0)
-        self._sender.cache.first = self._log.next_index
-        self._owner.log_replaced(checkpoint)
-
     def _damaged(self, error: CorruptLogError) -> None:
         """A frame of ours is bad: it cannot judge other logs, and what it has must not become the group's truth."""
         logger.error("frame_corrupt uid=%s error=%r", self._seat.uid, error.message)
         self.raft.may_vote = False
-        self.transfer()
+        self._on_damage(error)
 
     def _watch_leadership(self) -> None:
         term = self.raft.term if self.raft.leader is not None else 0
@@ -394,7 +366,7 @@ class RaftReplica:
         except NotLeaderError:
             return  # it hands over; who takes over is asked again
         payload = encode(membership)
-        self._owner.entry_appended(self._append(term, Entry.control(Kind.MEMBERSHIP, payload)), payload)
+        self._owner.entry_appended(self._work.append(term, Entry.control(Kind.MEMBERSHIP, payload)), payload)
         logger.info("membership uid=%s voters=%s learners=%s", self._seat.uid, membership.voters, membership.learners)
 
     async def close(self) -> None:

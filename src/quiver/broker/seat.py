@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from quiver.broker.append_sender import Transport
 from quiver.config import RaftSettings
+from quiver.errors import CorruptLogError
 from quiver.log.checkpoint import Checkpoint
 from quiver.wire.frame import FrameHeader
 
@@ -38,3 +40,4 @@ class RaftSetup(NamedTuple):
     directory: str
     settings: RaftSettings
     transport: Transport
+    on_damage: Callable[[CorruptLogError], None]

@@ -94,7 +94,32 @@ class Join(Message, frozen=True, tag="join"):
     """A replica that its group does not have yet asks to be taken in. For the driver; the core does not know it."""
 
 
-AnyMessage = Vote | VoteReply | Append | AppendReply | Heartbeat | HeartbeatReply | Snapshot | TimeoutNow | Join
+class Repair(Message, frozen=True, tag="repair"):
+    """A replica whose frame of entry `index` is damaged asks for it. For the driver, as is the answer."""
+
+    index: int
+
+
+class RepairReply(Message, frozen=True, tag="repair_reply"):
+    """The frame is the body; nothing when the sender does not know that entry to be committed."""
+
+    index: int
+    body: Any = None
+
+
+AnyMessage = (
+    Vote
+    | VoteReply
+    | Append
+    | AppendReply
+    | Heartbeat
+    | HeartbeatReply
+    | Snapshot
+    | TimeoutNow
+    | Join
+    | Repair
+    | RepairReply
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

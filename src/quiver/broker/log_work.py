@@ -1,0 +1,59 @@
+"""Does to a replica's log what the Raft core says: append, truncate, begin anew."""
+
+from __future__ import annotations
+
+import logging
+
+from quiver.broker.frame_cache import FrameCache
+from quiver.broker.seat import Owner
+from quiver.clock import Clock
+from quiver.errors import NotLeaderError
+from quiver.log.checkpoint import decode_checkpoint
+from quiver.log.partition_log import PartitionLog
+from quiver.raft import Extend, Install, Own, Snapshot, Truncate
+from quiver.wire.frame import Entry, FrameHeader, Kind
+
+logger = logging.getLogger("quiver.broker")
+
+
+class LogWork:
+    def __init__(self, uid: str, log: PartitionLog, cache: FrameCache, clock: Clock, owner: Owner) -> None:
+        self._uid = uid
+        self._log = log
+        self._cache = cache
+        self._clock = clock
+        self._owner = owner
+
+    def append(self, term: int, entry: Entry) -> FrameHeader:
+        header, frame = self._log.append_entry(term, entry, self._clock.monotonic_s())
+        self._cache.add(frame)
+        return header
+
+    def do(self, work: Truncate | Extend | Own | Install, leader: int) -> None:
+        """A truncation and an installation block, and come only when nothing is on its way to the disk."""
+        if isinstance(work, Truncate):
+            logger.info("truncated uid=%s first=%d end=%d", self._uid, work.index, self._log.next_index)
+            self._log.truncate_suffix(work.index)
+            self._cache.drop_from(work.index)
+            lost = NotLeaderError("another leader's entry took this place", leader=leader)
+            self._owner.entries_removed(work.index, lost)
+        elif isinstance(work, Extend):
+            now_s = self._clock.monotonic_s()
+            for header, payload in work.append.body:
+                if header.index >= work.first:
+                    self._cache.add(self._log.append_frame(header, payload, now_s))
+                    self._owner.entry_appended(header, payload)
+        elif isinstance(work, Own):
+            self._owner.entry_appended(self.append(work.term, Entry.control(Kind.NOOP, b"")), b"")
+        else:
+            self._install(work.snapshot)
+
+    def _install(self, snapshot: Snapshot) -> None:
+        given = decode_checkpoint(snapshot.body, "a snapshot")
+        generation = self._log.checkpoint.generation + 1
+        checkpoint = given._replace(generation=generation, catching_up=True)
+        logger.info("snapshot_installed uid=%s start=%d index=%d", self._uid, given.start.index, given.index)
+        self._log.install(checkpoint)
+        self._cache.drop_from(0)
+        self._cache.first = self._log.next_index
+        self._owner.log_replaced(checkpoint)
