@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from quiver.cli import cluster, consume, produce, status, topic
+from quiver.cli import broker, cluster, consume, produce, status, topic
 from quiver.cli.options import EXIT_INTERRUPTED, examples, exit_code_of, say
 from quiver.errors import QuiverError
 
@@ -74,6 +74,7 @@ def _root(
 cluster.register(app)
 status.register(app)
 topic.register(app)
+broker.register(app)
 produce.register(app)
 consume.register(app)
 
