@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
 
 from msgspec import Struct
 
@@ -14,6 +14,9 @@ from quiver.wire.messages import encode
 from quiver.wire.packet import Packet, PacketReader, encode_prefix
 
 Buffer = bytes | bytearray | memoryview
+
+# To copy a payload up to this size costs less than to write it in pieces.
+_JOIN_BYTES_MAX: Final = 4096
 
 
 class PacketProtocol(asyncio.BufferedProtocol):
@@ -42,11 +45,12 @@ class PacketProtocol(asyncio.BufferedProtocol):
         self, kind: int, flags: int, correlation: int, message: Struct, payload: Sequence[Buffer] = ()
     ) -> None:
         assert self.transport is not None
-        prefix = encode_prefix(kind, flags, correlation, encode(message), sum(map(len, payload)))
-        if payload:
+        payload_bytes = sum(map(len, payload))
+        prefix = encode_prefix(kind, flags, correlation, encode(message), payload_bytes)
+        if payload_bytes > _JOIN_BYTES_MAX:
             self.transport.writelines([prefix, *payload])
         else:
-            self.transport.write(prefix)
+            self.transport.write(b"".join((prefix, *payload)))
 
     @property
     def is_writable(self) -> bool:

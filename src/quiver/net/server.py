@@ -41,8 +41,9 @@ from quiver.wire.messages import (
     PeerPing,
     Ping,
     decode_request,
+    encode,
 )
-from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet
+from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet, encode_prefix
 
 logger = logging.getLogger("quiver.net")
 
@@ -72,6 +73,7 @@ class ServerConnection(PacketProtocol):
         self._server = server
         self._ready = False
         self._tasks: set[asyncio.Future[Any]] = set()
+        self._replies: list[bytes] = []  # of this turn, not written yet
         self._bytes_in_flight = 0
         self._reading = True
         self.heard_at_s = time.monotonic()
@@ -137,8 +139,18 @@ class ServerConnection(PacketProtocol):
             self._send_error(packet.kind, packet.correlation, error)
         elif error is not None:
             self._fail(packet, error)
-        elif self.is_open and not future.cancelled():
-            self.send_packet(packet.kind, FLAG_REPLY, packet.correlation, future.result())
+        elif not future.cancelled():
+            self._replies.append(encode_prefix(packet.kind, FLAG_REPLY, packet.correlation, encode(future.result()), 0))
+            # What one flush committed is answered with one write: each would be a system call and wake the client.
+            if len(self._tasks) <= 1:
+                self._write_replies()
+            elif len(self._replies) == 1:
+                asyncio.get_running_loop().call_soon(self._write_replies)
+
+    def _write_replies(self) -> None:
+        replies, self._replies = self._replies, []
+        if replies and self.is_open and self.transport is not None:
+            self.transport.write(b"".join(replies))
 
     def _serve_peer(self, packet: Packet) -> None:
         """Another broker's link needs no tasks and has limits of its own."""
@@ -242,6 +254,7 @@ class ServerConnection(PacketProtocol):
             if abort:
                 self.transport.abort()
             else:
+                self._write_replies()
                 self.transport.close()
 
     def pause_writing(self) -> None:
