@@ -119,12 +119,12 @@ class Cluster:
         return False
 
     def remove_damaged(self) -> None:
-        """A partition that cannot be opened is thrown away; its node begins it anew."""
+        """A partition that cannot be opened or read is thrown away; its node begins it anew."""
         for node in self.nodes.values():
-            if node.is_alive and self.is_broken(node):
-                broken = [uid for uid in self.uids.values() if uid not in node.partitions]
+            broken = [uid for uid in self.uids.values() if _is_damaged(node.partitions.get(uid))]
+            if broken:
                 node.die(power_cut=False)
-                for uid in broken or list(self.uids.values()):
+                for uid in broken:
                     self.lose_partition(node, uid)
                 self.start_node(node)
 
@@ -192,3 +192,14 @@ class Cluster:
                     f"voters {[v >> 32 for v in raft.membership.voters]}"
                 )
         return lines
+
+
+def _is_damaged(partition: Partition | None) -> bool:
+    if partition is None:
+        return True
+    try:
+        for _ in partition._log.scan(partition._log.first_index):
+            pass
+    except CorruptLogError:
+        return True
+    return False

@@ -34,6 +34,8 @@ class SimulatedExecutor(Executor):
 
     def _finish(self, future: Future[Any]) -> None:
         job = self._jobs.pop(future)
+        if not future.set_running_or_notify_cancel():
+            return
         try:
             result = job()
         except Exception as error:

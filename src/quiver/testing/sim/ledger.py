@@ -48,6 +48,7 @@ class Group:
         self.entries: list[Committed] = []  # entry 1 first
         self.frames: dict[tuple[int, int], bytes] = {}  # (index, term) -> checksums, of any that was sent
         self.leaders: dict[int, int] = {}  # term -> replica
+        self.acknowledged: dict[int, int] = {}  # replica -> what it had on disk when it said so
         self.positions: dict[str, int] = {}
         self.sequences: dict[tuple[int, int], int] = {}  # (producer, epoch) -> the next one
         self.images: dict[int, int] = {}  # index -> checksum of the state after it
@@ -63,6 +64,7 @@ class Ledger:
         self.groups: dict[str, Group] = {}
         self.nodes: dict[int, Node] = {}
         self.sent: dict[tuple[int, int, int], tuple[list[bytes], int]] = {}  # batch -> its values and checksum
+        self.found: list[Violation] = []
         self._seen: dict[tuple[int, str], tuple[Any, ...]] = {}
 
     def group(self, uid: str) -> Group:
@@ -109,6 +111,13 @@ class Ledger:
     # -- what is applied -----------------------------------------------------------------------------------------
 
     def applied(self, node: Node, state: PartitionState, header: FrameHeader, payload: Any) -> None:
+        try:
+            self._check_applied(node, state, header, payload)
+        except Violation as violation:
+            self.found.append(violation)  # the product would take it for a mistake of its own
+            raise
+
+    def _check_applied(self, node: Node, state: PartitionState, header: FrameHeader, payload: Any) -> None:
         uid = next((uid for uid, found in node.partitions.items() if found._tail.state is state), None)
         if uid is None:
             return
@@ -172,7 +181,7 @@ class Ledger:
         node = self.nodes[broker_of(replica)]
         partition = node.partitions.get(uid) if node.life else None
         if partition is None or partition.raft is None or partition.raft.raft.me != replica:
-            return False
+            return self.group(uid).acknowledged.get(replica, 0) >= header.index  # it had it, before its disk was lost
         if durable_term(node.disk, node.directory(uid), header.index) == header.term:
             return True
         return partition._log.first_index > header.index  # it came with a snapshot
@@ -180,6 +189,13 @@ class Ledger:
     # -- what leaves ---------------------------------------------------------------------------------------------
 
     def leaving(self, node: Node, uid: str, message: AnyMessage, frames: Sequence[Buffer]) -> None:
+        try:
+            self._check_leaving(node, uid, message, frames)
+        except Violation as violation:
+            self.found.append(violation)
+            raise
+
+    def _check_leaving(self, node: Node, uid: str, message: AnyMessage, frames: Sequence[Buffer]) -> None:
         if isinstance(message, Append):
             if frames:
                 self._check_frames(node, uid, message, b"".join(frames))
@@ -208,6 +224,8 @@ class Ledger:
             return
         term = raft.terms.term_at(match)
         found = durable_term(node.disk, node.directory(uid), match)
+        acknowledged = self.group(uid).acknowledged
+        acknowledged[raft.me] = max(acknowledged.get(raft.me, 0), match)
         if found is None or found != term:
             detail = f"{node.name} acknowledges entry {match} of term {term}, its disk has {found}"
             raise Violation("4 on disk first", detail)

@@ -207,7 +207,8 @@ class Nemesis:
         partition = node.partitions.get(uid)
         if partition is None:
             return
-        segments = [s for s in partition._log._segments if 0 < s.next_index <= partition._log.checkpoint.index + 1]
+        stored = partition._log.checkpoint.index
+        segments = [s for s in partition._log._segments if s.size_bytes and s.next_index <= stored + 1]
         if segments:
             segment = self._chance.choice(segments)
             byte = self._chance.randrange(segment.size_bytes)

@@ -94,6 +94,8 @@ class Run:
             self._pass(_STEP_S)
 
     def _check(self, loop: VirtualLoop | None) -> None:
+        if self.ledger.found:
+            raise self.ledger.found[0]
         if loop is not None:
             if loop.owner is not None:
                 self.ledger.check(loop.owner)
@@ -104,7 +106,8 @@ class Run:
         if self.clients.found:
             raise self.clients.found[0]
         if self._log is not None and self._log.failures:
-            raise Violation("no mistakes", self._log.failures[0])
+            text, error = self._log.failures[0]
+            raise Violation("no mistakes", text) from error
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -59,11 +59,11 @@ class LogHandler(logging.Handler):
         super().__init__(logging.INFO)
         self._trace = trace
         self._name = name_of_running
-        self.failures: list[str] = []
+        self.failures: list[tuple[str, BaseException]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         self._trace.say(self._name(), text)
         if record.exc_info is not None and record.exc_info[1] is not None:
             error = record.exc_info[1]
-            self.failures.append(f"{text}: {error!r}")
+            self.failures.append((f"{text}: {error!r}", error))
