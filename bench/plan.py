@@ -28,6 +28,11 @@ class Sizes:
     http_quiver: int = 19_200  # requests, shared by 64 connections
     http_reference: int = 2560
     spark_records: int = 10_000_000
+    replicated_batches: tuple[tuple[int, int], ...] = ((16 * KIB, 2000), (128 * KIB, 1000))
+    small_batches: int = 30_000
+    failover_rounds: int = 50
+    idle_partitions: int = 1000
+    idle_s: float = 20.0
 
 
 QUICK = Sizes(
@@ -45,6 +50,11 @@ QUICK = Sizes(
     http_quiver=3200,
     http_reference=640,
     spark_records=200_000,
+    replicated_batches=((128 * KIB, 200),),
+    small_batches=5000,
+    failover_rounds=3,
+    idle_partitions=100,
+    idle_s=5.0,
 )
 
 

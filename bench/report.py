@@ -37,6 +37,13 @@ SPARK_SCAN = "Spark scan, 100 B"
 IDLE_NODE = "idle node, 100 partitions"
 GROWTH_POLL = "growth while poll reads"
 GROWTH_POLL_ARROW = "growth while poll_arrow reads"
+BATCHES_128_KIB_3 = "128 KiB batches, 3 replicas"
+SMALL_BATCHES = "100 B batches, 3 replicas"
+ONE_IN_FLIGHT_3 = "one in flight, 3 replicas"
+FAILOVER = "leader killed, to the next ack"
+IDLE_CPU = "1,000 idle partitions, processor"
+IDLE_RSS = "1,000 idle partitions, memory"
+IDLE_WAKE = "1,000 idle partitions, first record"
 
 NOT_A_TERMINAL_WIDTH = 170
 
@@ -50,7 +57,11 @@ COLUMNS = {
     "p50_ms": ("p50 ms", "{:.3f}"),
     "p99_ms": ("p99 ms", "{:.3f}"),
     "rss_mb": ("memory MB", "{:.1f}"),
+    "percent": ("CPU %", "{:.1f}"),
 }
+
+
+_UNITS = {"rss_mb": "MB", "percent": "%", "p99_ms": "ms", "batches_per_s": "/s"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +77,7 @@ class Target:
 
     @property
     def unit(self) -> str:
-        return "x" if self.against else "MB"
+        return "x" if self.against else _UNITS[self.figure]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,6 +104,15 @@ TARGETS = (
     Target("idle node with 100 partitions", IDLE_NODE, "rss_mb", 120, False),
     Target("node's growth while poll_arrow reads", GROWTH_POLL_ARROW, "rss_mb", 64, False),
     Target("node's growth while poll reads", GROWTH_POLL, "rss_mb", 64, False),
+    Target(
+        "3 replicas: 128 KiB batches, of floor", BATCHES_128_KIB_3, "mb_per_s", 0.5, True, (FLOOR, BATCHES_128_KIB_3)
+    ),
+    Target("3 replicas: one in flight, p50, of floor", ONE_IN_FLIGHT_3, "p50_ms", 2, False, (FLOOR, ONE_IN_FLIGHT_3)),
+    Target("3 replicas: small batches", SMALL_BATCHES, "batches_per_s", 8000, True),
+    Target("failover, p99", FAILOVER, "p99_ms", 2000, False),
+    Target("1,000 idle partitions: busiest broker", IDLE_CPU, "percent", 5, False),
+    Target("1,000 idle partitions: largest broker", IDLE_RSS, "rss_mb", 200, False),
+    Target("1,000 idle partitions: first record, later by", IDLE_WAKE, "p99_ms", 50, False),
 )
 
 

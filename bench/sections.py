@@ -18,6 +18,7 @@ from http_section import http
 from machine import time_syncs
 from measure import KIB, MB, Case, Row, human_size, latency_row, make_values
 from plan import Bench
+from replicated_section import failover, idle, replicated
 from servers import Node
 from spark_section import spark
 
@@ -176,4 +177,7 @@ SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
     "http": http,
     "memory": memory,
     "spark": spark,
+    "replicated": replicated,
+    "failover": failover,
+    "idle": idle,
 }

@@ -161,6 +161,12 @@ class Floor(Server):
         self.port = int(line)
 
 
+class ReplicatedFloor(Floor):
+    def __init__(self, directory: Path, followers: Sequence[int]) -> None:
+        command = [sys.executable, str(HERE / "replicated_floor.py"), str(directory / "frames"), *map(str, followers)]
+        Server.__init__(self, directory, command)
+
+
 class RedisServer(Server):
     """Every write on disk before its answer. Snapshots and rewriting of the log are off: they would only cost it."""
 
