@@ -57,7 +57,9 @@ class LogView:
         start = checkpoint.start
         if start.index != log.first_index - 1:
             start = start._replace(index=log.first_index - 1, term=0)
-        self.terms = TermRuns(start.index, start.term, group.terms, min(checkpoint.index, log.next_index - 1))
+        last = min(checkpoint.index, log.next_index - 1)  # less than the check-point while entries are on their way
+        runs = [run for run in group.terms if run[0] <= last]
+        self.terms = TermRuns(start.index, start.term, runs, last)
         self.memberships = [found for found in group.memberships if found[0] < log.next_index] or [(0, bootstrap)]
 
     def add(self, header: FrameHeader, payload: Any) -> None:
