@@ -25,13 +25,12 @@ class Admission:
         heard = [raft.me, *(peer for peer, progress in leader.progress.items() if progress.active)]
         for learner in membership.learners:
             if learner not in heard and any(broker_of(peer) == broker_of(learner) for peer in heard):
+                self._newcomers.pop(broker_of(learner), None)
                 return membership.without(learner)  # that broker has another replica now, and it is there
         for broker, new in list(self._newcomers.items()):
             old = [peer for peer in membership.members if broker_of(peer) == broker and peer != new]
             if new in membership.voters or not (old or new in membership.learners):
                 del self._newcomers[broker]
-            elif new not in membership.learners and any(peer in heard for peer in old):
-                del self._newcomers[broker]  # asked long ago and late: whom it would replace is there
             elif new not in membership.learners:
                 return membership.with_learner(new)
             elif leader.progress[new].match >= raft.commit:
