@@ -253,6 +253,7 @@ class Broker:
         deadline = loop.time() + min(request.wait_ms, self._settings.fetch_wait_ms_max) / 1000
         bytes_max = min(request.bytes_max, self._settings.fetch_bytes_max)
         bytes_min = min(request.bytes_min, bytes_max)
+        await _know(partition, request.offset)
         partition.check_offset(request.offset)
         while True:
             data = memoryview(b"")
@@ -286,6 +287,7 @@ class Broker:
 
     async def _commit_position(self, request: CommitPosition, payload: memoryview, flow: Flow) -> Reply:
         partition = self._hosting.partition(request.topic, request.partition)
+        await _know(partition, request.position.offset)
         return PositionReply(await partition.commit_position(request.position)), ()
 
     async def _get_position(self, request: GetPosition, payload: memoryview, flow: Flow) -> Reply:
@@ -313,6 +315,12 @@ class Broker:
                     state, why = _state_of(partition), partition.message
                     found.append(PartitionStatus(name, number, state, 0, 0, 0, 0, why, uids[number]))
         return StatusReply(found), ()
+
+
+async def _know(partition: Partition, offset: int) -> None:
+    """Before an offset is called out of range: a leader that was deposed without knowing it has not seen all."""
+    if offset > partition.high_watermark:
+        await partition.confirm()
 
 
 def _state_of(error: Unusable) -> str:
