@@ -22,9 +22,9 @@ from tests.raft.kit import Disk
 from tests.raft.ledger import Ledger, Violation, WatchedNode
 from tests.raft.trouble import Trouble
 
-SETTINGS = RaftSettings(append_bytes_max=4, appends_in_flight_max=3)
-TROUBLE_MS = 12_000
-HEAL_MS = 30_000
+SETTINGS = RaftSettings(heartbeat_ms=50, election_ms=250, append_bytes_max=3, appends_in_flight_max=3, quiesce_ms=600)
+TROUBLE_MS = 10_000
+HEAL_MS = 15_000  # for each thing that must come about at the end
 TRACE_LINES = 80
 
 
@@ -51,7 +51,8 @@ class Chaos:
         self._loss = self.rng.choice((0.0, 0.02, 0.1))
         self._doubling = self.rng.choice((0.0, 0.05))
         self._late = self.rng.choice((0.0, 0.05, 0.3))
-        self._busy = self.rng.choice((0.05, 0.3, 1.0))  # how often clients ask
+        self._delay_ms = self.rng.choice((5, 10, 60))
+        self._busy = self.rng.choice((0.1, 0.5, 1.0))  # how often clients ask
         self.healing = False
         first = Membership(tuple(range(1, self.ids + 1)))
         for replica in first.voters:
@@ -107,7 +108,7 @@ class Chaos:
         if node.me not in self._flushing and node.clean < len(node.entries):
             self._flushing[node.me] = node.truncations
             slow = self.rng.random() < 0.1
-            self.after(self.rng.randint(1, 300 if slow else 8), self._flushed, node, node.last, node.truncations)
+            self.after(self.rng.randint(1, 200 if slow else 8), self._flushed, node, node.last, node.truncations)
 
     def _disk_of(self, replica: int) -> Disk | None:
         return self.nodes[replica].disk if replica in self.nodes else self.crashed.get(replica)
@@ -141,7 +142,7 @@ class Chaos:
         if not node.raft.quiet and self._clock_of(node.me) >= node.raft.due_ms:
             node.raft.tick(self._clock_of(node.me), self.rng.getrandbits(20))
             self.pump(node)
-        self.after(self.rng.randint(20, 40), self._tick, node)
+        self.after(self.rng.randint(10, 30), self._tick, node)
 
     def _flushed(self, node: WatchedNode, last: int, truncations: int) -> None:
         if self.nodes.get(node.me) is not node or self._is_paused(node.me, self._flushed, node, last, truncations):
@@ -163,6 +164,8 @@ class Chaos:
             del self._links[link]
 
     def restart(self, replica: int) -> None:
+        if replica not in self.crashed:
+            return
         self.say(f"{replica} restarts")
         self.start(replica, self.crashed.pop(replica))
 
@@ -176,7 +179,7 @@ class Chaos:
             return
         for _ in range(1 + (self.rng.random() < self._doubling)):
             late = self.rng.random() < self._late
-            self.after(self.rng.randint(1, 800 if late else 10), self._deliver, message)
+            self.after(self.rng.randint(1, 400 if late else self._delay_ms), self._deliver, message)
 
     def _deliver(self, message: AnyMessage) -> None:
         node = self.nodes.get(message.to)
@@ -203,7 +206,7 @@ class Chaos:
                     node.raft.peer_up(b)
                 self._links[a, b] = life
                 self.pump(node)
-        self.after(self.rng.randint(10, 200), self._watch_links)
+        self.after(self.rng.randint(10, 150), self._watch_links)
 
     # -- clients -------------------------------------------------------------------------------------------------
 
@@ -220,7 +223,7 @@ class Chaos:
                 self.ledger.reads[f"r{self._values}"] = len(self.ledger.committed)
                 self.pump(node)
         idle = self.rng.random() < 0.02  # long enough to go quiet
-        self.after(3000 if idle else self.rng.randint(10, 100), self._ask)
+        self.after(1200 if idle else self.rng.randint(5, 60), self._ask)
 
     def _propose(self, node: WatchedNode) -> None:
         self._values += 1

@@ -40,6 +40,7 @@ class WatchedNode(PureNode):
 class Ledger:
     def __init__(self) -> None:
         self.committed: list[Entry] = []
+        self.committed_in: list[int] = []  # the term of the leader that committed it
         self.leaders: dict[int, int] = {}  # term -> who
         self.entries: dict[tuple[int, int], tuple[Entry, int]] = {}  # (index, term) -> entry, term of the one before
         self.reads: dict[str, int] = {}  # context -> what was committed when it was asked
@@ -85,14 +86,14 @@ class Ledger:
             yield f"{node.me} is {state[0]} term {raft.term} of {raft.leader_id} commit {raft.commit} {raft.quiet=}"
 
     def _check_new_leader(self, node: WatchedNode) -> None:
-        """Election safety (§5.2) and leader completeness (§5.4)."""
+        """Election safety (§5.2) and leader completeness (§5.4): it has what leaders of earlier terms committed."""
         term = node.raft.term
         if self.leaders.setdefault(term, node.me) != node.me:
             raise Violation(f"two leaders of term {term}: {self.leaders[term]} and {node.me}")
-        if node.last < len(self.committed):
-            raise Violation(f"{node.me} leads term {term} with {node.last}, but {len(self.committed)} are committed")
         for index in range(node.start + 1, len(self.committed) + 1):
-            if node.entry(index) != self.committed[index - 1]:
+            if self.committed_in[index - 1] >= term:
+                continue  # it won late, when a higher term was at work already
+            if index > node.last or node.entry(index) != self.committed[index - 1]:
                 raise Violation(f"{node.me} leads term {term} without committed entry {index}")
 
     def _check_commit(self, node: WatchedNode, disk_of: Callable[[int], Disk | None]) -> None:
@@ -107,6 +108,7 @@ class Ledger:
             for index in range(len(self.committed) + 1, raft.commit + 1):
                 entry = node.entry(index)
                 self.committed.append(entry)
+                self.committed_in.append(raft.term)
                 if entry.membership is not None:
                     self._memberships.append(entry.membership)
         for index in range(max(node.seen_commit, node.start) + 1, raft.commit + 1):

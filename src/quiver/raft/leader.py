@@ -186,7 +186,8 @@ class Leader:
         self._beat_at_ms = raft.now_ms + raft.settings.heartbeat_ms
         for peer, progress in self.progress.items():
             commit = min(progress.match, raft.commit)
-            raft.outbox.append(Heartbeat(raft.me, peer, raft.term, commit, self._round, quiesce))
+            quiet = quiesce and peer not in raft.down  # one that is behind and does hear this must not fall asleep
+            raft.outbox.append(Heartbeat(raft.me, peer, raft.term, commit, self._round, quiet))
 
     def _is_idle(self) -> bool:
         raft = self._raft

@@ -1,0 +1,135 @@
+"""What transcripts do not show of the core: how it is called, and what it says of itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from quiver.config import RaftSettings
+from quiver.raft import Append, Membership, Raft, Role, Snapshot, TermRuns, decode_message, encode_message
+from quiver.raft.messages import AppendReply, Heartbeat, HeartbeatReply, Message, TimeoutNow, Vote, VoteReply
+from quiver.types import HardState
+
+THREE = Membership((1, 2, 3))
+
+
+def replica(me: int = 1, membership: Membership = THREE, log: int = 0) -> Raft:
+    terms = TermRuns(0, 0, ((1, 1),), log)
+    return Raft(me, RaftSettings(), HardState(1, 0), terms, [(0, membership)], 0, lambda first, _: first, 0, 0)
+
+
+def follower_with_entries(last: int) -> Raft:
+    raft = replica()
+    raft.step(Append(2, 1, 1, 0, 0, last, 0, ((1, 1),)), 0)
+    raft.ready()
+    return raft
+
+
+def test_nothing_to_do_is_none() -> None:
+    assert replica().ready() is None
+
+
+def test_the_hard_state_is_told_once() -> None:
+    raft = replica()
+    raft.step(Heartbeat(2, 1, 5, 0), 0)
+    ready = raft.ready()
+    assert ready is not None
+    assert ready.hard_state == HardState(5, 0)
+    raft.step(Heartbeat(2, 1, 5, 0), 0)
+    ready = raft.ready()
+    assert ready is not None
+    assert ready.hard_state is None
+
+
+def test_a_sync_of_an_entry_that_was_replaced_is_not_believed() -> None:
+    raft = follower_with_entries(3)
+    raft.step(Append(3, 1, 2, 2, 1, 3, 0, ((3, 2),)), 0)
+    raft.ready()
+    raft.synced(3, 1)
+    assert raft.synced_index == 0
+    raft.synced(3, 2)
+    assert raft.synced_index == 3
+
+
+def test_a_sync_that_comes_late_takes_nothing_back() -> None:
+    raft = follower_with_entries(3)
+    raft.synced(3, 1)
+    raft.synced(2, 1)
+    assert raft.synced_index == 3
+
+
+def test_a_committed_entry_that_differs_is_refused_loudly() -> None:
+    raft = replica(log=2)
+    raft.step(Append(2, 1, 1, 2, 1, 2, 2), 0)
+    assert raft.commit == 2
+    with pytest.raises(AssertionError, match="committed"):
+        raft.step(Append(2, 1, 1, 1, 1, 3, 2, ((2, 9),)), 0)
+
+
+def test_an_acknowledgement_of_what_was_never_made_is_refused_loudly() -> None:
+    raft = replica(membership=Membership((1,), (2,)))
+    raft.campaign()
+    with pytest.raises(AssertionError, match="has not made"):
+        raft.step(AppendReply(2, 1, raft.term, 99), 0)
+
+
+def test_a_second_leader_of_the_same_term_is_not_believed() -> None:
+    raft = replica(membership=Membership((1,), (2,)))
+    raft.campaign()
+    raft.step(Heartbeat(2, 1, raft.term, 0), 0)
+    assert raft.role is Role.LEADER
+
+
+def test_an_answer_from_who_is_not_a_member_is_not_counted() -> None:
+    raft = replica(membership=Membership((1,), (2,)))
+    raft.campaign()
+    raft.step(AppendReply(9, 1, raft.term, 1), 0)
+    assert raft.leader is not None
+    assert 9 not in raft.leader.progress
+
+
+def test_before_it_is_due_a_tick_changes_nothing() -> None:
+    raft = replica()
+    raft.tick(raft.due_ms - 1, 5)
+    assert raft.ready() is None
+    raft.tick(raft.due_ms, 5)
+    assert raft.role is Role.PRE_CANDIDATE
+
+
+def test_a_leader_is_due_when_its_next_heartbeat_is() -> None:
+    raft = replica(membership=Membership((1,), (2,)))
+    raft.campaign()
+    raft.tick(0, 0)
+    raft.ready()
+    assert raft.due_ms == RaftSettings().heartbeat_ms
+    raft.tick(raft.due_ms - 1, 0)
+    assert raft.ready() is None
+    raft.tick(raft.due_ms, 0)
+    assert raft.ready() is not None
+
+
+def test_one_entry_that_is_longer_than_an_append_may_be_travels_alone() -> None:
+    raft = replica(membership=Membership((1,), (2,)), log=3)
+    raft.campaign()
+    ready = raft.ready()
+    assert ready is not None
+    (append,) = ready.messages
+    assert isinstance(append, Append)
+    assert append.last == append.prev_index + 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Vote(1, 2, 3, 4, 5, pre=True, transfer=True),
+        VoteReply(1, 2, 3, granted=True, pre=True),
+        Append(1, 2, 3, 4, 5, 6, 7, ((5, 3),), ((6, Membership((1, 2), (3,))),)),
+        AppendReply(1, 2, 3, 4, accepted=False, hint_index=5, hint_term=6),
+        Heartbeat(1, 2, 3, 4, 5, quiesce=True),
+        HeartbeatReply(1, 2, 3, 4, 5),
+        Snapshot(1, 2, 3, 4, 5, Membership((1,), (2,))),
+        TimeoutNow(1, 2, 3),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_message_is_the_same_after_its_journey(message: Message) -> None:
+    assert decode_message(encode_message(message)) == message
