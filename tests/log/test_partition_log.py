@@ -8,7 +8,7 @@ import pytest
 from quiver.log.disk import SystemDisk
 from quiver.log.partition_log import PartitionLog
 from quiver.testing.faulty_disk import FaultyDisk
-from quiver.wire.frame import Kind, stamp, walk_frames
+from quiver.wire.frame import Kind, encode_frame, stamp, walk_frames
 from tests.log.log_kit import (
     DIRECTORY,
     SETTINGS,
@@ -237,8 +237,10 @@ def test_appended_frame_must_follow_the_last(log: PartitionLog) -> None:
     entry = data(3)
     for index, base_offset in ((2, 4), (4, 4), (3, 3), (3, 5)):
         with pytest.raises(ValueError):
-            log.append_frame(stamp(entry, index, 1, base_offset), entry.payload, 0.0)
-    log.append_frame(stamp(entry, 3, 1, 4), memoryview(entry.payload), 0.0)
+            header = stamp(entry, index, 1, base_offset)
+            log.append_frame(header, [encode_frame(header, entry.payload)], 0.0)
+    header = stamp(entry, 3, 1, 4)
+    log.append_frame(header, [encode_frame(header, entry.payload)], 0.0)
     log.flush()
     assert contents(log)[-1].payload == entry.payload
 

@@ -110,18 +110,18 @@ class AppendSender:
 
 
 def with_entries(message: Append, frames: memoryview) -> Append:
-    """The message with its frames, checked, as (header, payload) pairs. Raises FrameError or ValueError."""
-    entries: list[tuple[FrameHeader, memoryview]] = []
+    """The message with its entries, checked: header, payload, whole frame. Raises FrameError or ValueError."""
+    entries: list[tuple[FrameHeader, memoryview, memoryview]] = []
     terms: list[tuple[int, int]] = []
     memberships = []
-    for _, header, payload in walk_frames(frames):
+    for at, header, payload in walk_frames(frames):
         if header.index != message.prev_index + 1 + len(entries):
             raise ValueError(f"found entry {header.index}, not {message.prev_index + 1 + len(entries)}")
         if not terms or terms[-1][1] != header.term:
             terms.append((header.index, header.term))
         if header.kind == Kind.MEMBERSHIP:
             memberships.append((header.index, decode_membership(payload)))
-        entries.append((header, payload))
+        entries.append((header, payload, frames[at : at + header.frame_length]))
     if message.prev_index + len(entries) != message.last:
         raise ValueError(f"{len(entries)} entries after {message.prev_index}, not up to {message.last}")
     return msgspec.structs.replace(message, terms=tuple(terms), memberships=tuple(memberships), body=entries)

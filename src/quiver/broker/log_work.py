@@ -39,9 +39,10 @@ class LogWork:
             self._owner.entries_removed(work.index, lost)
         elif isinstance(work, Extend):
             now_s = self._clock.monotonic_s()
-            for header, payload in work.append.body:
+            for header, payload, frame in work.append.body:
                 if header.index >= work.first:
-                    self._cache.add(self._log.append_frame(header, payload, now_s))
+                    self._log.append_frame(header, [frame], now_s)
+                    self._cache.add([frame])
                     self._owner.entry_appended(header, payload)
         elif isinstance(work, Own):
             self._owner.entry_appended(self.append(work.term, Entry.control(Kind.NOOP, b"")), b"")

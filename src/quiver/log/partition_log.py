@@ -22,7 +22,7 @@ from quiver.log.index import SparseIndex
 from quiver.log.recovery import STATE_FILE, install_files, recover
 from quiver.log.retention import expired_segments
 from quiver.log.segment import Segment, Span, index_path, read_chunk, scan_frames, segment_path
-from quiver.wire.frame import Bytes, Entry, FrameHeader, encode_header, padding, stamp
+from quiver.wire.frame import Entry, FrameHeader, encode_header, padding, stamp
 
 FIRST_INDEX: Final = 1
 
@@ -104,10 +104,14 @@ class PartitionLog:
     def append_entry(self, term: int, entry: Entry, now_s: float) -> tuple[FrameHeader, list[Buffer]]:
         """The same; returns also the frame's bytes, in parts."""
         header = stamp(entry, self.next_index, term, self.next_offset)
-        return header, self.append_frame(header, entry.payload, now_s)
+        frame: list[Buffer] = [encode_header(header), entry.payload]
+        if pad := padding(header.payload_length):
+            frame.append(pad)
+        self.append_frame(header, frame, now_s)
+        return header, frame
 
-    def append_frame(self, header: FrameHeader, payload: Bytes, now_s: float) -> list[Buffer]:
-        """Appends a frame that a leader stamped; returns its bytes, in parts."""
+    def append_frame(self, header: FrameHeader, frame: list[Buffer], now_s: float) -> None:
+        """Appends the bytes of a frame that a leader stamped."""
         if self.failure is not None:
             raise self.failure
         if header.index != self.next_index or header.base_offset != self.next_offset:
@@ -121,14 +125,10 @@ class PartitionLog:
             segment.opened_at_s = now_s
         if not self._pending or self._pending[-1].segment is not segment:
             self._pending.append(SegmentWrite(segment, segment.size_bytes))
-        frame: list[Buffer] = [encode_header(header), payload]
-        if pad := padding(header.payload_length):
-            frame.append(pad)
         self._pending[-1].buffers += frame
         segment.add(header)
         self.last_term = header.term
         self._checkpoint_due_bytes += header.frame_length
-        return frame
 
     def _must_roll(self, frame_bytes: int, now_s: float) -> bool:
         segment = self._active

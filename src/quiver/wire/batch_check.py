@@ -22,6 +22,12 @@ _TIMESTAMPS: Final = 1  # the buffer of theirs: eight bytes for each record
 _CONTINUATION: Final = 0xFFFFFFFF
 _RECORD_BATCH: Final = 3  # MessageHeader.RecordBatch
 
+# Metadata that was found right, with rows and length of the body: small batches of one producer repeat it. What is said
+# about a compressed batch depends on its body too, so that is looked at each time.
+_shapes: dict[bytes, tuple[int, int]] = {}
+_SHAPES_MAX: Final = 1024
+_SHAPE_BYTES_MAX: Final = 1024
+
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
 _I32 = struct.Struct("<i")
@@ -48,6 +54,10 @@ def _rows(payload: memoryview) -> int:
     if body_at > len(payload):
         raise InvalidBatchError("the batch is cut short")
     metadata = payload[8:body_at]
+    shape = bytes(metadata) if metadata_bytes <= _SHAPE_BYTES_MAX else b""
+    known = _shapes.get(shape)
+    if known is not None and known[1] == len(payload) - body_at:
+        return known[0]
     message = _U32.unpack_from(metadata, 0)[0]
     kind_at, header_at, body_length_at = (_field(metadata, message, slot) for slot in (1, 2, 3))
     if not kind_at or not header_at or metadata[kind_at] != _RECORD_BATCH:
@@ -67,13 +77,18 @@ def _rows(payload: memoryview) -> int:
         if start < 0 or length < 0 or start + length > body_bytes:
             raise InvalidBatchError("a column of the batch lies outside it")
     start, length = _PAIR.unpack_from(metadata, buffers + _TIMESTAMPS * _PAIR.size)
-    if _field(metadata, batch, 3) and length:
+    compressed = _field(metadata, batch, 3)
+    if compressed and length:
         # A compressed buffer begins with its real length; -1 says that it is stored as it is.
         plain = _I64.unpack_from(payload, body_at + start)[0]
         length = length - _I64.size if plain == -1 else plain
     if rows * _I64.size > length:
         # A few bytes that claim a billion records would use up a billion offsets.
         raise InvalidBatchError(f"the batch has no room for the {rows} records it claims")
+    if shape and not compressed:
+        if len(_shapes) >= _SHAPES_MAX:
+            _shapes.clear()
+        _shapes[shape] = int(rows), body_bytes
     return int(rows)
 
 
