@@ -154,6 +154,7 @@ class Transcript:
 
     def do_wait(self, passed_ms: str, *replicas: str) -> None:
         self.now_ms += int(passed_ms)
+        self._output.append(f"[{self.now_ms} ms]")
         for replica in map(int, replicas or self.nodes):
             self.nodes[replica].raft.tick(self.now_ms, self._randoms.get(replica, 0))
             self._take_ready(self.nodes[replica])
