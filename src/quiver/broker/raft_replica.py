@@ -69,6 +69,7 @@ class RaftReplica:
         self._inputs: deque[AnyMessage] = deque()
         self._links: deque[tuple[int, bool]] = deque()
         self._todo: Ready | None = None
+        self._appends_sent = False  # since the last flush began
         self._saving: Future[None] | None = None
         self._led_term = 0  # the term in which the owner was told that it leads
         self._full_until_s = 0.0
@@ -215,11 +216,23 @@ class RaftReplica:
                 self._todo = None
                 self._watch_leadership()
                 continue
-            if self._flusher.is_busy or (job := self._log.begin_flush()) is None:
+            if self._flusher.is_busy or self._lets_appends_leave() or (job := self._log.begin_flush()) is None:
                 break
             self._flusher.start(job)
         self._tidy()
         return failure
+
+    def _lets_appends_leave(self) -> bool:
+        """A flush may run on this thread: followers must have the entries first, or the syncs would follow each other.
+
+        What was handed to a link in this turn is written at the end of the next one.
+        """
+        if not self._appends_sent:
+            return False
+        self._appends_sent = False
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._wake)
+        return True
 
     def _take_flush(self) -> DiskFullError | LogFailedError | None:
         finished = self._flusher.finished()
@@ -299,6 +312,7 @@ class RaftReplica:
             self._work.do(work, self.leader)
         for message in todo.messages:
             self._sender.send(message)
+            self._appends_sent = self._appends_sent or isinstance(message, Append)
         for future, index in todo.reads:
             settle(future, index)
         lost = NotLeaderError("this replica stopped leading", leader=self.leader)
