@@ -91,4 +91,4 @@ class ProgressMachine(RuleBasedStateMachine):
 
 
 TestProgress = ProgressMachine.TestCase
-TestProgress.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestProgress.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)

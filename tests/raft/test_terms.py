@@ -99,4 +99,4 @@ class TermRunsMachine(RuleBasedStateMachine):
 
 
 TestTermRuns = TermRunsMachine.TestCase
-TestTermRuns.settings = settings(max_examples=100, stateful_step_count=20, deadline=None)
+TestTermRuns.settings = settings(max_examples=80, stateful_step_count=20, deadline=None)
