@@ -17,7 +17,7 @@ from quiver.errors import NotLeaderError, QuiverError, RequestTimeoutError
 from quiver.testing.history import History, ProducerLog
 from quiver.testing.sim.ledger import Ledger
 from quiver.testing.sim.network import Network
-from quiver.testing.sim.world import VirtualLoop, Violation, World
+from quiver.testing.sim.world import Violation, VirtualLoop, World
 from quiver.types import RecordMetadata
 from quiver.wire.batch_check import SCHEMA_ID_V1
 from quiver.wire.messages import Produce, ProduceReply

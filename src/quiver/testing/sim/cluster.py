@@ -6,7 +6,7 @@ import random
 
 from quiver.broker.group import replica_id
 from quiver.broker.partition import Partition
-from quiver.errors import CorruptLogError
+from quiver.errors import CorruptLogError, LogFailedError
 from quiver.raft import Raft
 from quiver.testing.sim.ledger import Ledger
 from quiver.testing.sim.network import Network
@@ -31,6 +31,7 @@ class Cluster:
         self.nodes: dict[int, Node] = {}
         self.uids = {(TOPIC, number): f"u{number}" for number in range(plan.partitions)}
         self.at_risk: dict[int, None] = {}  # nodes that lost something they had acknowledged, and are not whole again
+        self.flipped: dict[int, None] = {}  # nodes with a flipped bit
         self._topic: CreateTopic | None = None
         for node_id in range(1, plan.brokers + 1):
             node = Node(node_id, world, self.network, trace, plan.settings(node_id), chance, ledger.leaving)
@@ -112,20 +113,20 @@ class Cluster:
     def is_broken(self, node: Node) -> bool:
         for uid in self.uids.values():
             partition = node.partitions.get(uid)
-            if partition is None or partition._log.failure is not None or partition._reader.damage is not None:
-                return True
-            if partition.raft is not None and not partition.raft.raft.may_vote:
+            if partition is None or partition._log.failure is not None:
                 return True
         return False
 
-    def remove_damaged(self) -> None:
-        """A partition that cannot be opened or read is thrown away; its node begins it anew."""
+    def tend(self) -> None:
+        """Every now and then a manager tells a node what it is to have, and an operator restarts one that failed."""
         for node in self.nodes.values():
-            broken = [uid for uid in self.uids.values() if _is_damaged(node.partitions.get(uid))]
-            if broken:
+            assert self._topic is not None
+            if not node.is_alive:
+                self.start_node(node)
+            node.host(self._topic)
+            failed = [p for p in node.partitions.values() if p._log.failure is not None]
+            if failed or any(isinstance(p, LogFailedError) for p in node.hosting.partitions.get(TOPIC, {}).values()):
                 node.die(power_cut=False)
-                for uid in broken:
-                    self.lose_partition(node, uid)
                 self.start_node(node)
 
     def lose_partition(self, node: Node, uid: str) -> None:
@@ -177,7 +178,8 @@ class Cluster:
                         if frames.setdefault(header.index, frame) != frame:
                             raise Violation("equal replicas", f"{node.name} has another entry {header.index} of {uid}")
                 except CorruptLogError as error:
-                    raise Violation("9 no bad frame", f"{node.name} is still damaged: {error.message}") from error
+                    if node.id not in self.flipped:  # what nobody reads nobody repairs
+                        raise Violation("9 no bad frame", f"{node.name} is damaged: {error.message}") from error
 
     def describe(self) -> list[str]:
         lines = []
@@ -192,14 +194,3 @@ class Cluster:
                     f"voters {[v >> 32 for v in raft.membership.voters]}"
                 )
         return lines
-
-
-def _is_damaged(partition: Partition | None) -> bool:
-    if partition is None:
-        return True
-    try:
-        for _ in partition._log.scan(partition._log.first_index):
-            pass
-    except CorruptLogError:
-        return True
-    return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from quiver.errors import ConflictError, OffsetOutOfRangeError, QuiverError, UnavailableError
+from quiver.errors import ConflictError, CorruptLogError, OffsetOutOfRangeError, QuiverError, UnavailableError
 from quiver.testing.history import Reader
 from quiver.testing.sim.clients import Clients, leader_after
 from quiver.testing.sim.world import Violation
@@ -159,7 +159,7 @@ async def read_all(clients: Clients, node: int, topic: str, partition: int) -> N
             offset = int(error.facts["earliest"])
             reader.jumped(topic, partition, offset)
             continue
-        except UnavailableError:
+        except (UnavailableError, CorruptLogError):  # damage that is found is repaired
             await asyncio.sleep(0.1)
             continue
         for record in take_frames(clients, topic, partition, offset, frames, f"n{node}'s reader"):

@@ -76,7 +76,7 @@ class Ledger:
         for uid, partition in node.partitions.items():
             assert partition.raft is not None
             raft = partition.raft.raft
-            seen = (node.life, raft.term, raft.leader, raft.commit)
+            seen = (partition, raft.term, raft.leader, raft.commit)
             before = self._seen.get((node.id, uid))
             if seen != before:
                 self._seen[node.id, uid] = seen
@@ -85,7 +85,7 @@ class Ledger:
     def _check_change(
         self, node: Node, group: Group, partition: Partition, raft: Raft, before: tuple[Any, ...] | None
     ) -> None:
-        if before is not None and before[0] == node.life:
+        if before is not None and before[0] is partition:
             if raft.term < before[1]:
                 raise Violation("3 durable votes", f"{node.name} went back from term {before[1]} to {raft.term}")
             if raft.commit < before[3] and not partition._full and not raft.failed:
@@ -180,7 +180,8 @@ class Ledger:
     def _holds(self, replica: int, uid: str, header: FrameHeader) -> bool:
         node = self.nodes[broker_of(replica)]
         partition = node.partitions.get(uid) if node.life else None
-        if partition is None or partition.raft is None or partition.raft.raft.me != replica:
+        names = node.disk.durable_names(node.directory(uid))
+        if partition is None or partition.raft is None or partition.raft.raft.me != replica or not names:
             return self.group(uid).acknowledged.get(replica, 0) >= header.index  # it had it, before its disk was lost
         if durable_term(node.disk, node.directory(uid), header.index) == header.term:
             return True

@@ -213,5 +213,6 @@ class Nemesis:
             segment = self._chance.choice(segments)
             byte = self._chance.randrange(segment.size_bytes)
             self._cluster.at_risk[node.id] = None
+            self._cluster.flipped[node.id] = None
             self._cluster.trace.say(node.name, f"has a flipped bit in {segment.path} at {byte}")
             node.disk.flip(segment.path, byte, self._chance.randrange(8))

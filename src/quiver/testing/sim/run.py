@@ -6,15 +6,15 @@ import dataclasses
 import random
 from collections.abc import Callable
 
-from quiver.testing.sim.cluster import TOPIC, Cluster
 from quiver.testing.sim.clients import Clients, Producer
+from quiver.testing.sim.cluster import TOPIC, Cluster
 from quiver.testing.sim.consumers import Consumer, fill_in_trimmed, read_all
 from quiver.testing.sim.environment import simulated
 from quiver.testing.sim.ledger import Ledger
 from quiver.testing.sim.nemesis import Nemesis
 from quiver.testing.sim.plan import Plan, plan_run
 from quiver.testing.sim.trace import LogHandler, Trace
-from quiver.testing.sim.world import VirtualLoop, Violation, World
+from quiver.testing.sim.world import Violation, VirtualLoop, World
 
 _HEAL_S_MAX = 60.0  # a healed cluster must be whole within this time
 _STEP_S = 0.1
@@ -92,6 +92,7 @@ class Run:
             if self.world.now_s > deadline_s:
                 raise Violation("liveness", f"{_HEAL_S_MAX:g} s after all was healed: {why}")
             self._pass(_STEP_S)
+            self.cluster.tend()
 
     def _check(self, loop: VirtualLoop | None) -> None:
         if self.ledger.found:
@@ -114,8 +115,6 @@ class Run:
     def _close(self) -> None:
         cluster = self.cluster
         cluster.heal()
-        self._pass(2.0)
-        cluster.remove_damaged()
         self._until(cluster.unsettled_groups)
         self.clients.stopping = True
         self._until(lambda: "" if all(actor.is_done for actor in self.actors) else "clients wait for answers")

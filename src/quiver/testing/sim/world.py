@@ -19,7 +19,8 @@ _set_running_loop = asyncio._set_running_loop
 
 # Callbacks that one event may lead to. More means that a loop turns without end.
 _TURN_CALLBACKS_MAX: Final = 20_000
-
+# Events of one run. A run of half a minute has some ten thousand.
+EVENTS_MAX: Final = 400_000
 
 
 class Target(Protocol):
@@ -81,6 +82,8 @@ class World:
                     continue
                 loop.turn(callback, args)
             self.events += 1
+            if self.events > EVENTS_MAX:
+                raise Violation("liveness", f"{EVENTS_MAX} events and no end: something sends without rest")
             checked(loop)
         self.now_s = until_s
 
