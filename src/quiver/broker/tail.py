@@ -94,22 +94,22 @@ class Signal:
     """Wakes everyone who waits for the next commit."""
 
     def __init__(self) -> None:
-        self._waiting: set[asyncio.Future[bool]] = set()
+        self._waiting: dict[asyncio.Future[bool], None] = {}  # not a set: they are woken in the order in which they came
 
     async def wait(self, timeout_s: float) -> bool:
         """False when it did not come in time."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
         timer = loop.call_later(timeout_s, settle, waiter, False)
-        self._waiting.add(waiter)
+        self._waiting[waiter] = None
         try:
             return await waiter
         finally:
             timer.cancel()
-            self._waiting.discard(waiter)
+            self._waiting.pop(waiter, None)
 
     def give(self) -> None:
-        waiting, self._waiting = self._waiting, set()
+        waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
             settle(waiter, True)
 
