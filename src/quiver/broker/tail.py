@@ -94,7 +94,7 @@ class Signal:
     """Wakes everyone who waits for the next commit."""
 
     def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[bool], None] = {}  # not a set: they are woken in the order in which they came
+        self._waiting: dict[asyncio.Future[bool], None] = {}  # woken in the order in which they came
 
     async def wait(self, timeout_s: float) -> bool:
         """False when it did not come in time."""
