@@ -11,6 +11,7 @@ import pytest
 from quiver.errors import DiskFullError, LogFailedError
 from quiver.log.flusher import (
     ALONE_S_MIN,
+    BYTES_PER_S,
     DISTRUST_S_MAX,
     DISTRUST_S_MIN,
     INLINE_BYTES_MAX,
@@ -147,6 +148,12 @@ def test_disk_that_is_always_a_little_slow_is_left_to_threads(kit: Kit) -> None:
 
 def test_fast_disk_stays_trusted(kit: Kit) -> None:
     assert all(kit.runs_inline(takes_s=INLINE_MEAN_S_MAX * 0.9) for _ in range(1000))
+
+
+def test_large_flush_may_take_longer(kit: Kit) -> None:
+    longer_s = INLINE_BYTES_MAX / BYTES_PER_S
+    assert all(kit.runs_inline(takes_s=0.002 + longer_s, size_bytes=INLINE_BYTES_MAX) for _ in range(100))
+    assert not all(kit.runs_inline(takes_s=0.003 + longer_s, size_bytes=INLINE_BYTES_MAX) for _ in range(100))
 
 
 def test_distrust_doubles_to_its_maximum_while_the_disk_stays_slow(kit: Kit) -> None:

@@ -24,9 +24,11 @@ ALONE_S_MIN: Final = 0.05
 # The mean of inline flushes, each new one counting an eighth: one flush of 20 ms reaches it, or a disk of 2.5 ms.
 INLINE_MEAN_S_MAX: Final = 0.0025
 _MEAN_SHARE: Final = 1 / 8
+# What a flush may take longer for its size: large ones do not make a quick disk a slow one.
+BYTES_PER_S: Final = 500_000_000
 # How long a disk that was slow is left to threads; doubles each time, starts over after it was good for as long.
 DISTRUST_S_MIN: Final = 5.0
-DISTRUST_S_MAX: Final = 320.0
+DISTRUST_S_MAX: Final = 80.0
 
 
 class FlushPolicy:
@@ -61,7 +63,8 @@ class FlushPolicy:
         began_s = self._clock.monotonic_s()
         error = _outcome(job)
         ended_s = self._clock.monotonic_s()
-        self._mean_s += (ended_s - began_s - self._mean_s) * _MEAN_SHARE
+        took_s = max(0.0, ended_s - began_s - job.size_bytes / BYTES_PER_S)
+        self._mean_s += (took_s - self._mean_s) * _MEAN_SHARE
         if self._mean_s > INLINE_MEAN_S_MAX:
             was_good = began_s - self._trusted_from_s > self._distrust_s
             self._distrust_s = DISTRUST_S_MIN if was_good else min(self._distrust_s * 2, DISTRUST_S_MAX)
