@@ -11,6 +11,7 @@ import sys
 
 def main() -> int:
     how = sys.argv[1]
+    print(*sys.argv[1:], flush=True)
     port = int(sys.argv[sys.argv.index("--port") + 1])
     http_port = int(sys.argv[sys.argv.index("--http-port") + 1])
     ready_fd = int(sys.argv[sys.argv.index("--ready-fd") + 1])

@@ -17,6 +17,8 @@ COMMANDS: list[tuple[str, ...]] = [
     ("down",),
     ("status",),
     ("topic",),
+    ("broker",),
+    ("broker", "list"),
     ("topic", "create"),
     ("topic", "list"),
     ("topic", "describe"),
@@ -59,6 +61,9 @@ def test_bad_topic_names_are_refused_before_anything_is_asked(command: tuple[str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["broker"], "a broker needs --manager HOST:PORT and --id N"),
+        (["broker", "--id", "1", "--manager", "no port:x"], "is not an address like 127.0.0.1:9400"),
+        (["broker", "--id", "0", "--manager", "h:1"], "greater than or equal to 1"),
         (["up", "--managers", "3"], "--managers 3 is not there yet"),
         (["up", "--managers", "0"], "--managers 0 is not there yet"),
         (["up", "--port", "70000"], "less than or equal to 65535"),

@@ -12,21 +12,44 @@ from pathlib import Path
 import pytest
 
 from quiver.cli.cluster_file import BrokerEntry, Cluster, SupervisorEntry, read_cluster, write_cluster
+from quiver.cli.launch import Plan, make_plan
 from quiver.cli.supervisor import Backoff, Ended, NodeSpec, Supervisor
+from quiver.errors import InvalidRequestError
 
 STAND_IN = str(Path(__file__).parent / "stand_in.py")
 WAIT_S = 20.0
 
 
+def embedded(how: str) -> list[NodeSpec]:
+    return [NodeSpec("broker-1", 1, (sys.executable, STAND_IN, how), 0, 0)]
+
+
+def cluster_of(*brokers: str) -> list[NodeSpec]:
+    """A manager, and brokers that behave as is said."""
+    manager = NodeSpec("manager-1", 1, (sys.executable, STAND_IN, "serve"), 0, 0, "manager")
+    return [manager] + [
+        NodeSpec(f"broker-{number}", number, (sys.executable, STAND_IN, how), 0, 0, "broker")
+        for number, how in enumerate(brokers, 1)
+    ]
+
+
 class Harness:
-    def __init__(self, data_dir: Path, how: str, *, restart: bool = True, stop_timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        how: str,
+        *,
+        restart: bool = True,
+        stop_timeout_s: float = 10.0,
+        specs: list[NodeSpec] | None = None,
+    ) -> None:
         self.data_dir = data_dir
         self.said: list[str] = []
         self.announced: list[Cluster] = []
         self.ready = asyncio.Event()
         self.supervisor = Supervisor(
             data_dir,
-            [NodeSpec("broker-1", 1, (sys.executable, STAND_IN, how), 0, 0)],
+            specs or embedded(how),
             restart=restart,
             say=self.said.append,
             on_ready=self._on_ready,
@@ -154,3 +177,75 @@ def test_the_cluster_file_of_a_killed_supervisor_is_removed_before_the_new_clust
     write_cluster(tmp_path, Cluster(("127.0.0.1:1",), (BrokerEntry(1, 1, "127.0.0.1:1"),), SupervisorEntry(1)))
     run(lambda: Harness(tmp_path, "user-mistake"))
     assert not (tmp_path / "cluster.json").exists()
+
+
+def test_brokers_start_when_the_manager_serves_and_are_told_where(tmp_path: Path) -> None:
+    async def during(harness: Harness) -> None:
+        cluster = harness.announced[0]
+        manager = cluster.managers[0]
+        assert (len(cluster.managers), len(cluster.brokers)) == (1, 2)
+        assert cluster.servers == (*(broker.address for broker in cluster.brokers), manager.address)
+        assert cluster.http == (manager.http,)
+        for name in ("broker-1", "broker-2"):
+            said = (tmp_path / "logs" / f"{name}.log").read_text()
+            assert f"--manager {manager.address} " in said
+        assert "--manager" not in (tmp_path / "logs" / "manager-1.log").read_text()
+
+    ended, _ = run(lambda: Harness(tmp_path, "", specs=cluster_of("serve", "serve")), during)
+    assert ended == Ended(0)
+
+
+def test_every_node_of_a_cluster_comes_back_and_finds_the_manager_where_it_was(tmp_path: Path) -> None:
+    async def during(harness: Harness) -> None:
+        before = harness.announced[0]
+
+        def current() -> Cluster:
+            found = read_cluster(tmp_path)
+            assert found is not None
+            return found
+
+        for pid in (before.managers[0].pid, before.brokers[1].pid):
+            os.kill(pid, signal.SIGKILL)
+        await harness.until(lambda: current().managers[0].pid != before.managers[0].pid)
+        await harness.until(lambda: current().brokers[1].pid != before.brokers[1].pid)
+        after = current()
+        assert after.servers == before.servers
+        assert after.brokers[0] == before.brokers[0]
+        assert f"--manager {before.managers[0].address} " in (tmp_path / "logs" / "broker-2.log").read_text()
+
+    ended, _ = run(lambda: Harness(tmp_path, "", specs=cluster_of("serve", "serve")), during)
+    assert ended == Ended(0)
+
+
+def test_a_broker_that_cannot_start_ends_the_cluster_with_its_message(tmp_path: Path) -> None:
+    ended, _ = run(lambda: Harness(tmp_path, "", specs=cluster_of("serve", "user-mistake")))
+    assert ended == Ended(2, "the port is in use")
+    assert not (tmp_path / "cluster.json").exists()
+
+
+def plan(tmp_path: Path, brokers: int | None, port: int = 9400) -> Plan:
+    return make_plan(
+        {"data_dir": str(tmp_path), "port": port, "http_port": 8002}, restart=True, config=None, brokers=brokers
+    )
+
+
+def test_one_broker_is_an_embedded_node_and_more_are_a_manager_and_brokers_on_ports_in_a_row(tmp_path: Path) -> None:
+    assert [(spec.name, spec.role, spec.port) for spec in plan(tmp_path, 1).specs()] == [("broker-1", "embedded", 9400)]
+    assert [(spec.name, spec.role, spec.port, spec.http_port) for spec in plan(tmp_path, 2).specs()] == [
+        ("manager-1", "manager", 9400, 8002),
+        ("broker-1", "broker", 9401, 0),
+        ("broker-2", "broker", 9402, 0),
+    ]
+    assert {spec.port for spec in plan(tmp_path, 3, port=0).specs()} == {0}
+
+
+def test_a_cluster_has_as_many_brokers_as_its_directory_and_never_fewer(tmp_path: Path) -> None:
+    assert plan(tmp_path, None).brokers == 1
+    for name in ("broker-1", "broker-3", "broker-x", "manager-1"):
+        (tmp_path / name).mkdir()
+    assert plan(tmp_path, None).brokers == 3
+    assert plan(tmp_path, 4).brokers == 4
+    with pytest.raises(InvalidRequestError, match="has the messages of 3 brokers; --brokers 2 would leave some out"):
+        plan(tmp_path, 2)
+    with pytest.raises(InvalidRequestError, match="no room for 3 brokers"):
+        plan(tmp_path, 3, port=65_534)
