@@ -165,6 +165,23 @@ def test_callers_that_come_at_any_moment_share_one_connection(servers: str, monk
         asyncio.run(main(turns))
 
 
+def test_topic_that_another_forgets_at_once_still_exists(servers: str, topic: str) -> None:
+    """Those who ask together get one answer; the first of them may find its leader gone before the others look."""
+
+    async def main() -> None:
+        cluster = Cluster(servers, "test", 10.0)
+
+        async def ask() -> str:
+            found = await cluster.topic(topic)
+            cluster.forget_topic(topic)
+            return found.name
+
+        assert await asyncio.gather(ask(), ask(), ask()) == [topic] * 3
+        await cluster.close()
+
+    asyncio.run(main())
+
+
 def test_close_while_a_connection_opens_leaves_none_open(servers: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main(steps: int) -> None:
         cluster = Cluster(servers, "test", 10.0)

@@ -225,18 +225,19 @@ class Cluster:
             return reply
         raise refused or ConnectionLostError(f"no server answers: {'; '.join(errors)}")
 
-    async def _metadata_of(self, name: str) -> None:
+    async def _metadata_of(self, name: str) -> TopicInfo | None:
         """Asks for one topic; all who want to know it at once ask once."""
         asking = self._asking.get(name)
         if asking is None:
             asking = self._asking[name] = asyncio.get_running_loop().create_task(self.metadata([name]))
             asking.add_done_callback(functools.partial(self._asked, name))
         try:
-            await asyncio.shield(asking)
+            reply = await asyncio.shield(asking)
         except asyncio.CancelledError:
             if asking.cancelled():
                 raise ClosedError("this client was closed") from None
             raise
+        return next((topic for topic in reply.topics if topic.name == name), None)
 
     def _asked(self, name: str, asking: asyncio.Task[MetadataReply]) -> None:
         self._asking.pop(name, None)
@@ -248,8 +249,8 @@ class Cluster:
         check_topic_name(name)
         known = self._topics.get(name)
         if known is None:
-            await self._metadata_of(name)
-            known = self._topics.get(name)
+            # The answer itself: another who waited for it may have found the leader gone and forgotten the topic again.
+            known = await self._metadata_of(name)
         if known is None:
             raise UnknownTopicError(
                 f"topic {name} does not exist; create it with Admin.create_topic or 'quiver topic create {name}'",
