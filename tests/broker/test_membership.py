@@ -92,6 +92,7 @@ class Bench:
         self.clusters: list[str] = []
         self.served: list[Struct] = []
         self.leaders: dict[tuple[str, int], int] = {}
+        self.topics: list[TopicInfo] = []
         disk.make_directory("data/broker-1")
         self.member = Membership(
             manager,
@@ -102,6 +103,7 @@ class Bench:
             heartbeat_s=0.01,
             serve=self._serve,
             leaders=lambda: self.leaders,
+            topics=lambda: self.topics,
         )
 
     async def _serve(self, request: Struct, payload: memoryview, flow: Flow) -> Reply:
@@ -243,6 +245,18 @@ def test_metadata_is_remembered_while_the_manager_is_away() -> None:
             await until(lambda: bench.member._known_at == 2)
             await manager.stop()
             assert len((await bench.ask(GetMetadata(["logs", "new"]))).topics) == 2
+
+    run(main())
+
+
+def test_a_topic_made_just_before_the_manager_went_is_found_in_the_catalog() -> None:
+    async def main() -> None:
+        async with joined() as (manager, bench):
+            await manager.stop()
+            bench.topics = [TopicInfo("new", (PartitionInfo(0, 1, (1, 2)),))]
+            bench.leaders = {("new", 0): 2}
+            assert await bench.leaders_of("new") == [2]
+            assert sorted(topic.name for topic in (await bench.ask(GetMetadata())).topics) == ["logs", "new"]
 
     run(main())
 

@@ -1,7 +1,8 @@
 """A broker's place in a cluster: it joins a manager, says every second that it is there, and asks it what clients ask.
 
 Rule: the manager may be away. Partitions go on without it: the addresses of the others are kept on disk, metadata is
-answered from what was last known, with the leaders this broker knows itself. Only changes of topics have to wait.
+answered from what was last known and from the broker's own catalog, with the leaders this broker knows itself. Only
+changes of topics have to wait.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Members(msgspec.Struct, frozen=True):
 
 
 class Membership:
-    """`serve` is the broker's own answer to a request, `leaders` the leaders it knows."""
+    """`serve` is the broker's own answer to a request; it knows `leaders`, and was told of `topics`."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Membership:
         heartbeat_s: float,
         serve: Callable[[Any, memoryview, Flow], Any],
         leaders: Callable[[], dict[tuple[str, int], int]],
+        topics: Callable[[], list[TopicInfo]] = list,
     ) -> None:
         self._link = RemoteLink(manager, f"broker-{me}")
         self._me = me
@@ -73,6 +75,7 @@ class Membership:
         self._heartbeat_s = heartbeat_s
         self._serve = serve
         self._leaders = leaders
+        self._topics = topics
         self._members = self._load()
         self._known = MetadataReply("", [], [])  # what the manager last said of all topics
         self._known_at = -1  # the change of metadata that `_known` was asked after
@@ -192,7 +195,9 @@ class Membership:
                 self._manager_is_here = False
         if found is None:
             wanted = None if request.topics is None else set(request.topics)
-            topics = [topic for topic in self._known.topics if wanted is None or topic.name in wanted]
+            # The catalog also has what was made since the manager was last asked, and outlives a restart.
+            known = {topic.name: topic for topic in (*self._topics(), *self._known.topics)}
+            topics = [topic for name, topic in known.items() if wanted is None or name in wanted]
             if wanted is not None and len(topics) < len(wanted):
                 # To say that a topic does not exist would make clients give up; it may have been made just now.
                 raise UnavailableError("the manager is away, and not all of these topics were known before")

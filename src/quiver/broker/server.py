@@ -16,6 +16,7 @@ import msgspec
 from crc32c import crc32c
 from msgspec import Struct
 
+from quiver.broker.group import broker_of
 from quiver.broker.hosting import Hosting, Unusable
 from quiver.broker.partition import Partition
 from quiver.broker.partition_state import OFFSET_UNKNOWN
@@ -180,6 +181,16 @@ class Broker:
         """(topic, partition) -> broker, of the partitions it has and whose leader it knows."""
         found = [p for p in self._hosting.usable() if p.raft is not None and p.raft.leader]
         return {(p.topic, p.number): p.raft.leader for p in found if p.raft is not None}
+
+    def topics(self) -> list[TopicInfo]:
+        """The replicated topics that it was told of, as they were made."""
+        found = []
+        for topic in self._hosting.catalog.topics.values():
+            groups = [tuple(map(broker_of, voters)) for voters in topic.voters]
+            if groups and all(groups):
+                infos = tuple(PartitionInfo(number, group[0], group) for number, group in enumerate(groups))
+                found.append(TopicInfo(topic.name, infos))
+        return found
 
     async def _get_metadata(self, request: GetMetadata, payload: memoryview, flow: Flow) -> Reply:
         await flow.until_writable()

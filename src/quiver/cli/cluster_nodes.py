@@ -91,6 +91,7 @@ class BrokerNode:
             heartbeat_s=settings.heartbeat_s,
             serve=lambda request, payload, flow: self._broker.serve(request, payload, flow),
             leaders=lambda: self._broker.leaders(),
+            topics=lambda: self._broker.topics(),
         )
         self._broker = Broker(settings, disk, others=self._membership.handlers, peers=self._peers)
 
