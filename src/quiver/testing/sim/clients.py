@@ -54,9 +54,9 @@ class Clients:
         except Violation as violation:
             self.found.append(violation)
         except Exception as error:
-            violation = Violation("no mistakes", f"a client was told {error!r}")
-            violation.__cause__ = error
-            self.found.append(violation)
+            mistake = Violation("no mistakes", f"a client was told {error!r}")
+            mistake.__cause__ = error
+            self.found.append(mistake)
 
     async def pause(self, mean_s: float) -> None:
         await asyncio.sleep(self.chance.expovariate(1 / mean_s))

@@ -97,7 +97,7 @@ def _is_whole(medium: bytearray, at: int, length: int) -> bool:
     if crc32c(header[16:], crc32c(header[:12])) != header_crc:
         return False
     start = at + _HEADER_BYTES
-    return crc32c(medium[start : start + length]) == payload_crc
+    return bool(crc32c(medium[start : start + length]) == payload_crc)
 
 
 def durable_hard_state(disk: FaultyDisk, directory: str) -> HardState:

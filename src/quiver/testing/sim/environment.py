@@ -16,6 +16,7 @@ from unittest import mock
 
 from quiver.broker import catalog, hosting, raft_replica, server
 from quiver.broker.partition_state import PartitionState
+from quiver.log.partition_log import PartitionLog
 from quiver.testing.sim.ledger import Ledger
 from quiver.testing.sim.node import Node
 from quiver.testing.sim.trace import LogHandler, Trace
@@ -44,6 +45,14 @@ def simulated(ledger: Ledger, trace: Trace, chance: random.Random, inline_flushe
             ledger.applied(node, state, header, payload)
         return refused
 
+    truncate: Callable[[PartitionLog, int], None] = PartitionLog.truncate_suffix
+
+    def watched_truncate(log: PartitionLog, index: int) -> None:
+        node = _running_node()
+        if node is not None:
+            ledger.truncating(node, log._directory, index)
+        truncate(log, index)
+
     def new_executor(*_: Any) -> Any:
         node = _running_node()
         assert node is not None
@@ -57,6 +66,7 @@ def simulated(ledger: Ledger, trace: Trace, chance: random.Random, inline_flushe
         stack.enter_context(mock.patch.object(raft_replica, "random", chance))
         stack.enter_context(mock.patch.object(catalog, "_new_disk_id", lambda: next(disk_ids)))
         stack.enter_context(mock.patch.object(PartitionState, "apply", watched_apply))
+        stack.enter_context(mock.patch.object(PartitionLog, "truncate_suffix", watched_truncate))
         if not inline_flushes:
             stack.enter_context(mock.patch.object(hosting, "FlushPolicy", lambda clock: None))
         logger.addHandler(handler)

@@ -18,10 +18,10 @@ import msgspec
 from crc32c import crc32c
 
 from quiver.broker.frame_cache import Buffer
-from quiver.broker.group import broker_of
+from quiver.broker.group import broker_of, decode_membership
 from quiver.broker.partition import Partition
 from quiver.broker.partition_state import PartitionState
-from quiver.raft import Raft
+from quiver.raft import Membership, Raft
 from quiver.raft.messages import AnyMessage, Append, AppendReply, Vote, VoteReply
 from quiver.testing.sim.disk import durable_hard_state, durable_term
 from quiver.testing.sim.node import Node
@@ -48,6 +48,9 @@ class Group:
         self.entries: list[Committed] = []  # entry 1 first
         self.frames: dict[tuple[int, int], bytes] = {}  # (index, term) -> checksums, of any that was sent
         self.leaders: dict[int, int] = {}  # term -> replica
+        self.membership: Membership | None = None  # the last one that is committed
+        self.votes: dict[tuple[int, int], int] = {}  # (replica, term) -> for whom
+        self.would: dict[tuple[int, int], dict[int, None]] = {}  # (candidate, term) -> who said it would vote for it
         self.acknowledged: dict[int, int] = {}  # replica -> what it had on disk when it said so
         self.positions: dict[str, int] = {}
         self.sequences: dict[tuple[int, int], int] = {}  # (producer, epoch) -> the next one
@@ -76,7 +79,7 @@ class Ledger:
         for uid, partition in node.partitions.items():
             assert partition.raft is not None
             raft = partition.raft.raft
-            seen = (partition, raft.term, raft.leader, raft.commit)
+            seen = (partition, raft.term, raft.leader, raft.commit, raft.membership_index)
             before = self._seen.get((node.id, uid))
             if seen != before:
                 self._seen[node.id, uid] = seen
@@ -85,7 +88,9 @@ class Ledger:
     def _check_change(
         self, node: Node, group: Group, partition: Partition, raft: Raft, before: tuple[Any, ...] | None
     ) -> None:
-        if before is not None and before[0] is partition:
+        if before is None or before[0] is not partition:
+            self._check_memory(node, group, raft)
+        else:
             if raft.term < before[1]:
                 raise Violation("3 durable votes", f"{node.name} went back from term {before[1]} to {raft.term}")
             if raft.commit < before[3] and not partition._full and not raft.failed:
@@ -96,8 +101,36 @@ class Ledger:
         if known != raft.me:
             detail = f"{_name(known)} and {_name(raft.me)} lead term {raft.term} of {group.uid}"
             raise Violation("1 one leader", detail)
+        under_way = [index for index, _ in raft.memberships if index > max(raft.commit, group.commit)]
+        if len(under_way) > 1:
+            raise Violation("one change at a time", f"{node.name} has memberships at {under_way} under way")
         if before is None or before[2] is not raft.leader:
+            self._check_elected(node, group, raft)
             self._check_complete(node, group, raft)
+        elif before[3] != raft.commit and raft.commit < raft.leader.first_index:
+            detail = f"{node.name} commits {raft.commit} of an older term by counting replicas (§5.4.2)"
+            raise Violation("2 committed stays", detail)
+
+    def _check_memory(self, node: Node, group: Group, raft: Raft) -> None:
+        """Who comes back under an id has what it acknowledged under it, as far as that was committed."""
+        had = min(group.acknowledged.get(raft.me, 0), group.commit)
+        if raft.terms.last < had:
+            detail = f"{_name(raft.me)} comes back with entries up to {raft.terms.last} and had acknowledged {had}"
+            raise Violation("2 committed stays", detail)
+
+    def _check_elected(self, node: Node, group: Group, raft: Raft) -> None:
+        """A majority has a vote for it on disk, or has gone on to a later term since."""
+        voters = []
+        for voter in raft.membership.voters:
+            other = self.nodes[broker_of(voter)]
+            partition = other.partitions.get(group.uid) if other.life else None
+            known = partition is not None and partition.raft is not None and partition.raft.raft.me == voter
+            found = durable_hard_state(other.disk, other.directory(group.uid))
+            if not known or found.term > raft.term or found == (raft.term, raft.me):
+                voters.append(voter)
+        if not raft.membership.has_majority(voters):
+            detail = f"{node.name} leads term {raft.term} of {group.uid} with the votes of {[*map(_name, voters)]}"
+            raise Violation("1 one leader", detail)
 
     def _check_complete(self, node: Node, group: Group, raft: Raft) -> None:
         """A new leader has all that is committed (§5.4)."""
@@ -149,6 +182,11 @@ class Ledger:
         positions: dict[str, int | None] = {}
         if header.kind == Kind.DATA:
             self._check_batch(group, header)
+        elif header.kind == Kind.MEMBERSHIP:
+            membership = decode_membership(payload)
+            if group.membership is not None and not membership.is_one_step_from(group.membership):
+                raise Violation("one change at a time", f"{group.membership} is followed by {membership}")
+            group.membership = membership
         elif header.kind == Kind.POSITIONS:
             for position in _positions_decoder.decode(payload):
                 _move(group.positions, position)
@@ -187,6 +225,16 @@ class Ledger:
             return True
         return partition._log.first_index > header.index  # it came with a snapshot
 
+    def truncating(self, node: Node, directory: str, index: int) -> None:
+        """Entries from `index` on are about to be removed from a log."""
+        uid = directory.rpartition("/")[2]
+        group, partition = self.group(uid), node.partitions.get(uid)
+        if partition is None or index > group.commit:
+            return
+        found = durable_term(node.disk, directory, index)
+        if found == group.entries[index - 1].header.term:
+            self.found.append(Violation("2 committed stays", f"{node.name} removes {index}, which is committed"))
+
     # -- what leaves ---------------------------------------------------------------------------------------------
 
     def leaving(self, node: Node, uid: str, message: AnyMessage, frames: Sequence[Buffer]) -> None:
@@ -204,14 +252,34 @@ class Ledger:
             if message.accepted:
                 self._check_healthy(node, uid, message)
                 self._check_acknowledged(node, uid, message)
-        elif isinstance(message, (Vote, VoteReply)) and not message.pre:
-            voted_for = message.sender if isinstance(message, Vote) else message.to if message.granted else 0
-            if voted_for:
-                self._check_healthy(node, uid, message)
-                found = durable_hard_state(node.disk, node.directory(uid))
-                if found.term < message.term or (found.term == message.term and found.voted_for != voted_for):
-                    detail = f"{node.name} votes for {_name(voted_for)} in term {message.term}, its disk says {found}"
-                    raise Violation("3 durable votes", detail)
+        elif isinstance(message, Vote):
+            if not message.pre:
+                self._check_vote(node, uid, message, message.sender)
+                self._check_asked(node, uid, message)
+        elif isinstance(message, VoteReply) and message.granted:
+            if message.pre:
+                self.group(uid).would.setdefault((message.to, message.term), {})[message.sender] = None
+            else:
+                self._check_vote(node, uid, message, message.to)
+
+    def _check_vote(self, node: Node, uid: str, message: AnyMessage, voted_for: int) -> None:
+        self._check_healthy(node, uid, message)
+        found = durable_hard_state(node.disk, node.directory(uid))
+        if found.term < message.term or (found.term == message.term and found.voted_for != voted_for):
+            detail = f"{node.name} votes for {_name(voted_for)} in term {message.term}, its disk says {found}"
+            raise Violation("3 durable votes", detail)
+        known = self.group(uid).votes.setdefault((message.sender, message.term), voted_for)
+        if known != voted_for:
+            detail = f"{node.name} votes for {_name(known)} and {_name(voted_for)} in term {message.term}"
+            raise Violation("1 one leader", detail)
+
+    def _check_asked(self, node: Node, uid: str, message: Vote) -> None:
+        """Who asks for votes was told by a majority that it would get them, or by the leader to ask (thesis §9.6)."""
+        partition = node.partitions[uid]
+        assert partition.raft is not None
+        would = self.group(uid).would.get((message.sender, message.term), {})
+        if not message.transfer and not partition.raft.raft.membership.has_majority([message.sender, *would]):
+            raise Violation("pre-vote", f"{node.name} asks for votes in term {message.term} before it asked about them")
 
     def _check_healthy(self, node: Node, uid: str, message: AnyMessage) -> None:
         if len(node.disk.met) and node.failed_syncs(uid):

@@ -200,7 +200,7 @@ class Nemesis:
             self._later(node)
 
     def _bit_flip(self) -> None:
-        """In a frame that a check-point says was stored: above it, after a power cut, damage looks like a torn write."""
+        """Where a check-point says that all was stored: above it, after a power cut, damage looks like a torn write."""
         if (node := self._victim()) is None or not self._cluster.may_lose_data(node):
             return
         uid = self._chance.choice([*self._cluster.uids.values()])

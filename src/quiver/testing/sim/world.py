@@ -10,6 +10,7 @@ Rule: what happens depends on the queue alone, and the queue on nothing but what
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import heapq
 from collections.abc import Callable, Coroutine
@@ -72,6 +73,7 @@ class World:
             self.now_s = when_s
             if target is None:
                 loop = None
+                assert args is not None
                 callback(*args)
             else:
                 loop = target.loop
@@ -120,7 +122,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.offset_s + self.rate * self.world.now_s
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self,
         when: float,
         callback: Callable[..., Any],
@@ -170,10 +172,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     coroutine = task.get_coro()
                     assert coroutine is not None
-                    try:
-                        coroutine.close()  # type: ignore[union-attr]
-                    except RuntimeError:
-                        pass  # it wanted to wait once more
+                    with contextlib.suppress(RuntimeError):  # it wanted to wait once more
+                        coroutine.close()
         finally:
             _set_running_loop(None)
             self._handles.clear()
