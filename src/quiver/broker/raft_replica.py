@@ -69,6 +69,7 @@ class RaftReplica:
         self._inputs: deque[AnyMessage] = deque()
         self._links: deque[tuple[int, bool]] = deque()
         self._todo: Ready | None = None
+        self._end_before = 0  # `commit_end` before the inputs that led to it
         self._appends_sent = False  # since the last flush began
         self._saving: Future[None] | None = None
         self._led_term = 0  # the term in which the owner was told that it leads
@@ -116,6 +117,8 @@ class RaftReplica:
     @property
     def commit_end(self) -> int:
         """End, exclusive, of what is committed and can be read here."""
+        if self._todo is not None and any(isinstance(work, Install) for work in self._todo.work):
+            return self._end_before  # the core has the snapshot, the log is still the old one
         # What the core has on disk, not only the log: a truncation that waits will replace entries the log still has.
         return min(self.raft.commit + 1, self.raft.synced_index + 1, self._log.synced_index)
 
@@ -204,6 +207,7 @@ class RaftReplica:
         while True:
             failure = self._take_flush() or failure
             if self._todo is None:
+                self._end_before = self.commit_end
                 self._feed()
                 self._todo = self.raft.ready()
             if self._todo is not None:
