@@ -12,6 +12,7 @@ from quiver.config import (
     BrokerSettings,
     LogSettings,
     NetSettings,
+    RaftSettings,
     check_listen_address,
     layered,
     read_toml,
@@ -51,12 +52,14 @@ def test_nested_settings_are_tables_and_joined_names() -> None:
 
 def test_every_setting_can_be_given_by_environment() -> None:
     environ = {}
-    for prefix, cls in (("QUIVER", BrokerSettings), ("QUIVER_LOG", LogSettings), ("QUIVER_NET", NetSettings)):
+    nested = {"log": LogSettings, "net": NetSettings, "raft": RaftSettings}
+    for prefix, cls in (("QUIVER", BrokerSettings), *((f"QUIVER_{n.upper()}", cls) for n, cls in nested.items())):
         for field in dataclasses.fields(cls):
-            if field.name not in ("log", "net"):
+            if field.name not in nested:
                 environ[f"{prefix}_{field.name.upper()}"] = "1"
     found = settle({}, environ)
-    values = [*dataclasses.astuple(found)[:-2], *dataclasses.astuple(found.log), *dataclasses.astuple(found.net)]
+    values = [value for name in nested for value in dataclasses.astuple(getattr(found, name))]
+    values += dataclasses.astuple(found)[: -len(nested)]
     assert all(value in (1, "1", True) for value in values)
 
 

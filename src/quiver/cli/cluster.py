@@ -26,6 +26,24 @@ DOWN_TIMEOUT_S = 30.0
 _POLL_S = 0.03
 BROKERS_MAX = 100
 
+Brokers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=BROKERS_MAX,
+        show_default=False,
+        help="Number of broker processes. Default: as many as the data directory has, else 1.",
+    ),
+]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=PORT_MAX,
+        show_default=False,
+        help=f"Port, of several nodes the first; 0 takes free ones. Default: {PORT_DEFAULT}.",
+    ),
+]
 HttpPort = Annotated[
     int | None,
     typer.Option(
@@ -57,29 +75,13 @@ def register(app: typer.Typer) -> None:
 
 
 def up(
-    brokers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=BROKERS_MAX,
-            show_default=False,
-            help="Number of broker processes. Default: as many as the data directory has, else 1.",
-        ),
-    ] = None,
+    brokers: Brokers = None,
     managers: Annotated[int, typer.Option(help="Number of managers. Only 1 for now.")] = 1,
     data_dir: DataDir = None,
     host: Annotated[
         str | None, typer.Option(show_default=False, help="Address to listen on. Default: 127.0.0.1.")
     ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=PORT_MAX,
-            show_default=False,
-            help=f"Port, of several nodes the first; 0 takes free ones. Default: {PORT_DEFAULT}.",
-        ),
-    ] = None,
+    port: Port = None,
     http_port: HttpPort = None,
     metadata_url: MetadataUrl = None,
     insecure: Annotated[
