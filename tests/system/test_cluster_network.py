@@ -1,0 +1,69 @@
+"""A leader is cut off by the network under load: work goes on without it; it does not acknowledge or serve old ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.direct_line import direct_line
+from tests.system.network_kit import NetworkCluster
+from tests.system.private_world import in_private_world
+from tests.system.replicated_kit import BROKERS
+from tests.system.workload import Load, under_load
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.xdist_group("cluster")]
+
+
+def others(broker: int) -> list[int]:
+    return [other for other in range(1, BROKERS + 1) if other != broker]
+
+
+def cut_off(cluster: NetworkCluster, broker: int) -> None:
+    mute(cluster, broker)
+    deafen(cluster, broker)
+
+
+def mute(cluster: NetworkCluster, broker: int) -> None:
+    """The others do not hear it; it hears them."""
+    for other in others(broker):
+        cluster.cut(broker, other)
+
+
+def deafen(cluster: NetworkCluster, broker: int) -> None:
+    """It does not hear the others; they hear it."""
+    for other in others(broker):
+        cluster.cut(other, broker)
+
+
+@in_private_world
+def test_leader_cut_off_from_the_other_brokers_is_replaced_and_comes_back(tmp_path: Path) -> None:
+    """Clients still reach it, and it them."""
+    with NetworkCluster(tmp_path) as cluster, under_load(cluster.servers, "cut") as load:
+        for way in (cut_off, mute, deafen):
+            asyncio.run(_lose_the_leader(cluster, load, way))
+
+
+async def _lose_the_leader(cluster: NetworkCluster, load: Load, way: Callable[[NetworkCluster, int], None]) -> None:
+    old = cluster.leader(load.topic)
+    async with direct_line(cluster.address(old)) as line:
+        way(cluster, old)
+        await asyncio.to_thread(cluster.leader, load.topic, 0, old)
+        await asyncio.to_thread(load.until_acknowledged, 200)
+        (await line.insist(load)).check(load.acknowledged_ends()[0])
+    cluster.heal()
+    await asyncio.to_thread(cluster.until_whole, load.topic)
+
+
+@in_private_world
+def test_broker_whose_cable_is_pulled_is_not_waited_for(tmp_path: Path) -> None:
+    """Neither brokers nor clients nor the manager reach it, and nobody tells them."""
+    with NetworkCluster(tmp_path) as cluster, under_load(cluster.servers, "cable") as load:
+        old = cluster.leader("cable")
+        cluster.pull_cable(old)
+        cluster.leader("cable", other_than=old)
+        load.until_acknowledged(200)
+        cluster.heal()
+        cluster.until_whole("cable")
