@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 
 from quiver.config import NetSettings
-from quiver.errors import ConnectionLostError, InvalidRequestError, UnavailableError
+from quiver.errors import ConnectionLostError, InvalidRequestError, RequestError, UnavailableError
 from quiver.manager.joining import Joining
 from quiver.manager.registry import Registry
 from quiver.metadata.state import Broker
@@ -331,3 +331,23 @@ def test_without_a_broker_no_topic_is_made(tmp_path: Path) -> None:
         assert not cluster.registry._quorum.state.topics
 
     play(tmp_path, test, count=0)
+
+
+def test_a_broker_that_is_gone_for_good_is_removed_and_may_come_again(tmp_path: Path) -> None:
+    async def test(cluster: Cluster) -> None:
+        gone = cluster.brokers[2]
+        with pytest.raises(RequestError, match="Broker 3 is active; stop it first"):
+            await cluster.registry.remove_broker(3)
+        await gone.stop()
+        cluster.clock.now_s += 6
+        await cluster.registry.remove_broker(3)
+        assert sorted(cluster.known) == cluster.registry.brokers.attached == [1, 2]
+        await gone.start()
+        await cluster.join(gone)
+        assert sorted(cluster.registry.brokers.attached) == [1, 2, 3]
+        await cluster.registry.create_topic("logs", 1, 3)
+        cluster.clock.now_s += 6
+        with pytest.raises(RequestError, match="Broker 3 holds 1 partitions"):
+            await cluster.registry.remove_broker(3)
+
+    play(tmp_path, test)

@@ -41,6 +41,11 @@ class Brokers:
     def attach(self, broker_id: int, link: BrokerLink) -> None:
         self._links[broker_id] = link
 
+    def detach(self, broker_id: int) -> None:
+        self._links.pop(broker_id, None)
+        self.seen.pop(broker_id, None)
+        self.outdated.discard(broker_id)
+
     def heard(self, broker_id: int) -> None:
         self.seen[broker_id] = self._clock.now_us()
 

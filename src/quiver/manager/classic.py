@@ -301,13 +301,20 @@ class ClassicApi:
         for broker in self._quorum.state.brokers.values():
             if broker.endpoint == endpoint:
                 return {"message": f"Broker {broker.id} is part of the cluster", "broker_id": broker.id}
-        raise RequestError(f"An embedded node is its own and only broker; {endpoint} cannot join it")
+        if self._registry.is_embedded:
+            raise RequestError(f"An embedded node is its own and only broker; {endpoint} cannot join it")
+        raise RequestError(
+            f"A broker joins by itself: start {endpoint} with 'quiver broker' and this cluster's manager"
+        )
 
     async def remove_broker(self, params: Params) -> dict[str, Any]:
         broker_id = params.integer("broker_id")
         if broker_id not in self._quorum.state.brokers:
             raise RequestError(f"Broker {broker_id} does not exist")
-        raise RequestError(f"Broker {broker_id} is the only one: nothing could take its partitions")
+        if len(self._quorum.state.brokers) == 1:
+            raise RequestError(f"Broker {broker_id} is the only one: nothing could take its partitions")
+        await self._registry.remove_broker(broker_id)
+        return {"message": f"Broker {broker_id} removed", "broker_id": broker_id}
 
     async def health(self, params: Params) -> dict[str, Any]:
         quorum, registry = self._quorum, self._registry

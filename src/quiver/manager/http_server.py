@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server for small JSON requests, on httptools' parser.
+"""An HTTP/1.1 server for small requests, on httptools' parser.
 
 Rule: one answer, one write. Limits are checked as bytes come in, so that a large or slow request is refused before it
 is taken in whole; the connection then ends, since what follows on it cannot be understood. Requests of one connection
@@ -12,7 +12,7 @@ import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Final, NamedTuple, cast
 
@@ -34,30 +34,40 @@ _BACKLOG: Final = 2048
 
 
 class HttpRequest(NamedTuple):
+    """Names of headers are in small letters. `is_leaving` says that it is no use to wait for anything: the client has
+    hung up or said its last, or the server stops."""
+
     method: str
     target: bytes
     body: bytes
     keep_alive: bool
+    headers: Mapping[bytes, bytes] = {}
+    is_leaving: Callable[[], bool] = bool  # false
 
 
 class HttpAnswer(NamedTuple):
-    """`body` is JSON."""
-
     status: int
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
+    content_type: str = "application/json"
 
 
 Handler = Callable[[HttpRequest], Awaitable[HttpAnswer]]
-Refuse = Callable[[int, str], HttpAnswer]
+# Status, sentence, and the target as far as it came.
+Refuse = Callable[[int, str, bytes], HttpAnswer]
 
 
 def _encode(answer: HttpAnswer, *, keep_alive: bool, with_body: bool = True) -> bytes:
+    if answer.status == HTTPStatus.NO_CONTENT:
+        extra = "".join(f"{name}: {value}\r\n" for name, value in answer.headers)
+        end = "\r\n" if keep_alive else "connection: close\r\n\r\n"
+        return f"HTTP/1.1 204 No Content\r\n{extra}{end}".encode("latin-1")
     extra = "".join(f"{name}: {value}\r\n" for name, value in answer.headers)
     if not keep_alive:
         extra += "connection: close\r\n"
     head = (
-        f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\ncontent-type: application/json\r\n"
+        f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\n"
+        f"content-type: {answer.content_type}\r\n"
         f"content-length: {len(answer.body)}\r\n{extra}\r\n"
     )
     return head.encode("latin-1") + (answer.body if with_body else b"")
@@ -147,7 +157,7 @@ class _Connection(asyncio.Protocol):
     def _count_head(self, size: int) -> None:
         self._head_bytes += size
         if max(self._head_bytes, self._head_unparsed_bytes) > HEAD_BYTES_MAX:
-            self._give_up(400, f"the request's head is longer than {HEAD_BYTES_MAX} bytes")
+            self._give_up(431, f"the request's head is longer than {HEAD_BYTES_MAX} bytes")
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -164,7 +174,7 @@ class _Connection(asyncio.Protocol):
             self._refuse_body()
 
     def _refuse_body(self) -> None:
-        self._give_up(400, f"the body is larger than the limit of {self._server.body_bytes_max} bytes")
+        self._give_up(413, f"the body is larger than the limit of {self._server.body_bytes_max} bytes")
 
     def on_message_complete(self) -> None:
         if self._closing or self._no_more:
@@ -172,7 +182,8 @@ class _Connection(asyncio.Protocol):
         self._begun_at_s = None
         method = self._parser.get_method().decode("latin-1")
         keep_alive = self._parser.should_keep_alive()
-        self._waiting.append(HttpRequest(method, self._target, b"".join(self._body), keep_alive))
+        body = b"".join(self._body)
+        self._waiting.append(HttpRequest(method, self._target, body, keep_alive, self._headers, self._is_leaving))
         if len(self._waiting) > PIPELINE_MAX:
             self._set_reading(False)
         self._serve_next()
@@ -209,7 +220,7 @@ class _Connection(asyncio.Protocol):
         """
         if not self._closing and not self._no_more:
             self._no_more, self._begun_at_s = True, None
-            self._farewell = _encode(self._server.refuse(status, message), keep_alive=False)
+            self._farewell = _encode(self._server.refuse(status, message, self._target), keep_alive=False)
             if self._task is None and not self._waiting:
                 self._say_farewell()
 
@@ -226,6 +237,9 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def _is_leaving(self) -> bool:
+        return self._closing or self._no_more or self._server.stopping
+
     def _set_reading(self, wanted: bool) -> None:
         if self._transport is not None and not self._transport.is_closing():
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
@@ -241,7 +255,7 @@ class _Connection(asyncio.Protocol):
                 self._transport.abort()
         elif self._begun_at_s is not None:
             if now_s - self._begun_at_s > self._server.body_timeout_s:
-                self._give_up(400, f"the body did not arrive within {self._server.body_timeout_s:g} s")
+                self._give_up(408, f"the body did not arrive within {self._server.body_timeout_s:g} s")
         elif self._task is None and now_s - self._heard_at_s > KEEP_ALIVE_S:
             self.close()
 

@@ -42,7 +42,9 @@ class Joining:
         broker = Broker(request.broker_id, request.address, request.disk_id)
         async with self._door:
             link = self._links.get(broker.id)
-            if link is None or link.address != broker.endpoint or self._quorum.state.brokers.get(broker.id) != broker:
+            known = self._quorum.state.brokers.get(broker.id)
+            attached = link is not None and self._registry.brokers.link(broker.id) is link
+            if link is None or not attached or link.address != broker.endpoint or known != broker:
                 link = await self._take_in(broker, link)
         self._registry.brokers.heard(broker.id)
         if broker.id not in self._updates and not self._is_current(broker.id, link):

@@ -38,6 +38,8 @@ logger = logging.getLogger("quiver.manager")
 # A call is over so long after it was seen; later nobody looks whether it moved a position.
 _CALL_US_MAX = 30_000_000
 _CLUSTER_ID_FILE = "cluster_id"
+# So many replicas a broker is asked about in one heartbeat, on average.
+_STATUSES_PER_HEARTBEAT = 200
 
 
 class Manager:
@@ -55,6 +57,7 @@ class Manager:
         self._reporter: asyncio.Task[None] | None = None
         self._recorder: asyncio.Task[None] | None = None
         self._polls: dict[int, asyncio.Task[None]] = {}
+        self._poll_due_s: dict[int, float] = {}
         self._silence_s = math.inf if embedded else settings.broker_silence_s
         self._joining: Joining | None = None
         self._attached = asyncio.Event()
@@ -192,8 +195,9 @@ class Manager:
 
     async def _poll_all(self) -> None:
         """One that does not answer is not waited for; what it says later still counts."""
+        now_s = self._clock.monotonic_s()
         for broker_id in self._registry.brokers.attached:
-            if broker_id not in self._polls:
+            if broker_id not in self._polls and self._poll_due_s.get(broker_id, 0.0) <= now_s:
                 task = self._polls[broker_id] = asyncio.get_running_loop().create_task(self._poll(broker_id))
                 task.add_done_callback(lambda _, done=broker_id: self._polls.pop(done, None))  # type: ignore[misc]
         if self._polls:
@@ -201,7 +205,11 @@ class Manager:
 
     async def _poll(self, broker_id: int) -> None:
         with contextlib.suppress(QuiverError):  # it is away; that it was not seen is told elsewhere
-            for status in await self._registry.brokers.status(broker_id):
+            statuses = await self._registry.brokers.status(broker_id)
+            # A broker with thousands of replicas would spend its time on telling of them.
+            rest_s = self._settings.heartbeat_s * (len(statuses) // _STATUSES_PER_HEARTBEAT)
+            self._poll_due_s[broker_id] = self._clock.monotonic_s() + rest_s
+            for status in statuses:
                 topic = self._quorum.state.topics.get(status.topic)
                 if topic is not None and status.partition < len(topic.partitions) and status.role == "leader":
                     size = status.next_offset - status.start_offset

@@ -74,6 +74,18 @@ class Registry:
             await self._quorum.propose(commands.CreateTopic(name, uids, 1, self._clock.now_us(), [broker_id]))
             self.brokers.note_hosted(self._quorum.state.topic(name))
 
+    async def remove_broker(self, broker_id: int) -> None:
+        """Forgets a broker that is gone for good. The state refuses when it holds partitions."""
+        if self.brokers.is_active(broker_id):
+            raise RequestError(f"Broker {broker_id} is active; stop it first")
+        await self._quorum.propose(commands.RemoveBroker(broker_id))
+        self.brokers.detach(broker_id)
+
+    @property
+    def is_embedded(self) -> bool:
+        """The only broker is on this node; such a one says nothing of its disk."""
+        return not any(broker.disk_id for broker in self._quorum.state.brokers.values())
+
     def broker_state(self, broker_id: int) -> str:
         return "active" if self.brokers.is_active(broker_id) else "inactive"
 
