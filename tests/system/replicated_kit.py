@@ -148,6 +148,16 @@ class ReplicatedCluster(Replicas):
         """SIGKILL, all at once; returns the pids of the lives that ended."""
         return {broker: self.signal(broker, signal.SIGKILL) for broker in brokers}
 
+    def kill_while_it_starts(self, broker: int, after_s: float) -> None:
+        """SIGKILL to the next life of one that was just killed, so long after it took its directory."""
+        name = "manager-1" if broker == MANAGER else f"broker-{broker}"
+        last, lock = self.pid(broker), self.data_dir / name / "lock"
+        until(lambda: holder_pid(lock) not in (None, last), BACK_S_MAX)
+        time.sleep(after_s)
+        if (pid := holder_pid(lock)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def until_back(self, ended: dict[int, int]) -> None:
         """Until those whose earlier pids are given serve again."""
         until(lambda: all(self.pid(broker) != pid for broker, pid in ended.items()), BACK_S_MAX)

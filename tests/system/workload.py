@@ -81,9 +81,14 @@ class Load:
         return thread
 
     def until_acknowledged(self, count: int, timeout_s: float = OUTCOME_S_MAX) -> None:
-        """Until so many more records are acknowledged than are now: work goes on."""
-        wanted = self.acknowledged + count
-        until(lambda: self.check() or self.acknowledged >= wanted, timeout_s)
+        """Until so many more records are acknowledged than are now, some in each partition: work goes on."""
+        wanted, before = self.acknowledged + count, self.acknowledged_ends()
+
+        def is_enough() -> bool:
+            self.check()
+            return self.acknowledged >= wanted and all(end > before[n] for n, end in self.acknowledged_ends().items())
+
+        until(is_enough, timeout_s)
 
     def finish(self) -> None:
         """Lets the senders end, then the followers read to the end."""
