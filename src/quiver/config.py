@@ -48,6 +48,7 @@ class NetSettings:
     frames_in_flight_max: int = 1024  # on one connection; when full, the server stops reading from it
     bytes_in_flight_max: int = 64 * MIB  # of requests on one connection; when full, the server stops reading from it
     connections_max: int = 1024  # when full, a new connection is told so and closed
+    node_connections_max: int = 64  # beyond these, for other nodes of the cluster alone: clients cannot lock them out
     handshake_timeout_s: float = 5.0  # a connection that has not said hello by then is closed
     idle_timeout_s: float = 600.0  # no frame and nothing in flight for so long: closed
     write_buffer_bytes_max: int = 4 * MIB  # above this the server stops reading from and serving that connection

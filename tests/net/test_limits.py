@@ -139,6 +139,21 @@ def test_connection_over_the_limit_is_told_so_and_others_go_on(run: Run) -> None
     run(main())
 
 
+def test_clients_cannot_lock_other_nodes_out(run: Run) -> None:
+    async def main() -> None:
+        async with serving(NetSettings(connections_max=2, node_connections_max=2)) as (_, address):
+            kept = [await open_connection(address, "test", timeout_s=TIMEOUT_S) for _ in range(2)]
+            nodes = [await open_connection(address, "node:broker-2", timeout_s=TIMEOUT_S) for _ in range(2)]
+            for name in ("test", "node:broker-3"):
+                with pytest.raises(OverloadedError, match="maximum of 2 connections"):
+                    await open_connection(address, name, timeout_s=TIMEOUT_S)
+            for connection in (*kept, *nodes):
+                await echo(connection)
+                connection.close()
+
+    run(main())
+
+
 def test_many_that_come_at_once_are_admitted_up_to_the_limit(run: Run) -> None:
     async def main() -> None:
         async with serving(NetSettings(connections_max=10)) as (_, address):

@@ -22,7 +22,7 @@ from quiver.errors import InvalidRequestError, ProtocolError, QuiverError, Unava
 from quiver.net.connection import Connection, shake_hands
 from quiver.net.protocol import Buffer, PacketProtocol
 from quiver.raft.messages import AnyMessage, decode_message, encode_message
-from quiver.wire.messages import KIND_OF, Done, PeerHello, PeerMessages, PeerPing, decode_request
+from quiver.wire.messages import KIND_OF, NODE_CLIENT, Done, PeerHello, PeerMessages, PeerPing, decode_request
 from quiver.wire.packet import FLAG_REPLY, Packet
 
 logger = logging.getLogger("quiver.peers")
@@ -295,7 +295,7 @@ class Peers:
     async def _connect(self, broker: int) -> PeerLink:
         address = self._addresses[broker]
         timeout_s = min(_HANDSHAKE_TIMEOUT_S, self.settings.handshake_timeout_s)
-        connection = await shake_hands(_Dialled(address), f"broker-{self.me}", timeout_s=timeout_s)
+        connection = await shake_hands(_Dialled(address), f"{NODE_CLIENT}broker-{self.me}", timeout_s=timeout_s)
         try:
             found = connection.limits.node_id
             if found != broker:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from quiver.errors import ConnectionLostError, RequestTimeoutError
 from quiver.net.connection import Connection, open_connection
 from quiver.net.protocol import Buffer
-from quiver.wire.messages import REPLY_TO, CreateTopic, DeleteTopic
+from quiver.wire.messages import NODE_CLIENT, REPLY_TO, CreateTopic, DeleteTopic
 
 CONNECT_TIMEOUT_S: Final = 2.0
 CALL_TIMEOUT_S: Final = 5.0
@@ -25,10 +25,11 @@ _SLOW: Final = (CreateTopic, DeleteTopic)
 class RemoteLink:
     """`connections` counts how often it connected: another number means that the other end may have begun anew."""
 
-    def __init__(self, address: str, client: str) -> None:
+    def __init__(self, address: str, node: str) -> None:
+        """`node` names us to the other end."""
         self.address = address
         self.connections = 0
-        self._client = client
+        self._client = f"{NODE_CLIENT}{node}"
         self._connection: Connection | None = None
         self._opening: asyncio.Task[Connection] | None = None
         self._closed = False

@@ -31,6 +31,7 @@ from quiver.wire.messages import (
     HELLO_KIND,
     HELLO_MAGIC,
     KIND_OF,
+    NODE_CLIENT,
     PROTOCOL_VERSION,
     Done,
     ErrorReply,
@@ -80,15 +81,20 @@ class ServerConnection(PacketProtocol):
         self.slow_since_s: float | None = None
         self.closing_since_s: float | None = None
         self.peer = "?"
+        self.for_nodes_only = False  # the places for clients are taken
         self._link: PeerLink | None = None  # set once another broker made this connection its link
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.peer = str(transport.get_extra_info("peername"))
         if not self._server.admit(self):
-            limit = self._server.settings.connections_max
-            self._send_error(HELLO_KIND, 0, OverloadedError(f"the server has its maximum of {limit} connections"))
-            self.close("too many connections")
+            self._refuse(0)
+
+    def _refuse(self, correlation: int) -> None:
+        limit = self._server.settings.connections_max
+        error = OverloadedError(f"the server has its maximum of {limit} connections")
+        self._send_error(HELLO_KIND, correlation, error)
+        self.close("too many connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.resume_writing()
@@ -194,6 +200,9 @@ class ServerConnection(PacketProtocol):
                 return
         except QuiverError as error:
             self.close(f"bad handshake: {error}")
+            return
+        if self.for_nodes_only and not hello.client.startswith(NODE_CLIENT):
+            self._refuse(packet.correlation)
             return
         self._ready = True
         self._reader.packet_bytes_max = self._server.settings.frame_bytes_max
@@ -350,8 +359,10 @@ class Server:
             await self._sweeper
 
     def admit(self, connection: ServerConnection) -> bool:
-        if len(self._connections) >= self.settings.connections_max:
+        count, settings = len(self._connections), self.settings
+        if count >= settings.connections_max + settings.node_connections_max:
             return False
+        connection.for_nodes_only = count >= settings.connections_max
         self._connections.add(connection)
         self._empty.clear()
         return True

@@ -19,6 +19,7 @@ from quiver.types import PARTITIONS_MAX, NodeInfo, PartitionStatus, TopicInfo
 PROTOCOL_VERSION: Final = 1
 HELLO_MAGIC: Final = "quiver"
 HELLO_BYTES_MAX: Final = 4096
+NODE_CLIENT: Final = "node:"  # how the name of a client begins that is itself a node of the cluster
 CONSUMER_NAME_MAX: Final = 255
 REPLICAS_MAX: Final = 100
 
