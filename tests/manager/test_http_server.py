@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quiver.manager import http_server
-from quiver.manager.http import failure
+from quiver.manager.http import refuse
 from quiver.manager.http_server import HttpAnswer, HttpRequest, HttpServer, listen
 from tests.manager.kit import Answer, checked, until
 
@@ -80,7 +80,7 @@ class Bench:
 @contextlib.asynccontextmanager
 async def serving() -> AsyncIterator[Bench]:
     handler = Handler()
-    server = HttpServer(handler, failure, 1000, 10.0)
+    server = HttpServer(handler, refuse, 1000, 10.0)
     listener = listen("127.0.0.1", 0)
     bench = Bench(server, handler, listener.getsockname()[1])
     await server.start(listener)

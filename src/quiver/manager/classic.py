@@ -69,8 +69,8 @@ class ClassicApi:
         self._registry = registry
         self._message_bytes_max = message_bytes_max
         self._address = address
-        # A new one at each start: what an earlier gateway numbered is not known any more.
-        self._joiner = Joiner(registry.link_of, clock, secrets.randbelow(2**62) + 1)
+        # A new one at each start: what an earlier gateway numbered is not known any more. The v1 API uses it too.
+        self.joiner = Joiner(registry.link_of, clock, secrets.randbelow(2**62) + 1)
         self._reader = RecordReader(registry.link_of)
         self._next_produce: dict[str, int] = {}
         self._next_consume: dict[int, int] = {}
@@ -131,7 +131,7 @@ class ClassicApi:
         partition = self._choose(topic, producer, params.optional_integer(*PARTITION), key_bytes, client, sequence)
         number = client_number(client) if client is not None else 0
         if sequence is None:
-            offset = await self._joiner.add(topic.name, partition, number, value, key_bytes)
+            offset = await self.joiner.add(topic.name, partition, number, value, key_bytes)
         else:
             offset = await self._send_numbered(topic.name, partition, number, sequence, value, key_bytes)
         return {"partition_id": partition, "offset": offset}
@@ -140,7 +140,7 @@ class ClassicApi:
         self, topic: str, partition: int, client: int, sequence: int, value: bytes, key: bytes | None
     ) -> int:
         try:
-            return await self._joiner.send_one(topic, partition, client, sequence, value, key)
+            return await self.joiner.send_one(topic, partition, client, sequence, value, key)
         except OutOfOrderSequenceError as error:
             expected = error.facts["expected"]
             raise RequestError(f"Sequence {sequence} is out of order: the expected sequence is {expected}") from error
@@ -283,9 +283,9 @@ class ClassicApi:
         return {"replicas": [me], "primary": me}
 
     async def list_brokers(self, params: Params) -> dict[str, Any]:
-        return {"brokers": self._broker_rows()}
+        return {"brokers": self.broker_rows()}
 
-    def _broker_rows(self) -> list[dict[str, Any]]:
+    def broker_rows(self) -> list[dict[str, Any]]:
         return [
             {
                 "broker_id": broker.id,
@@ -317,7 +317,15 @@ class ClassicApi:
         return {"message": f"Broker {broker_id} removed", "broker_id": broker_id}
 
     async def health(self, params: Params) -> dict[str, Any]:
-        quorum, registry = self._quorum, self._registry
+        state, registry = self._quorum.state, self._registry
+        return self.node_health() | {
+            "producers": _seen("producer_id", state.producers, registry.producers_seen),
+            "consumers": _seen("consumer_id", state.consumers, registry.consumers_seen),
+        }
+
+    def node_health(self) -> dict[str, Any]:
+        """This manager, and all managers and brokers; without clients, of which there may be a hundred thousand."""
+        quorum = self._quorum
         ip, port = self._address
         return {
             "role": "primary",
@@ -325,9 +333,7 @@ class ClassicApi:
             "transaction": quorum.state.applied,
             "lag": quorum.state.applied - quorum.stored,
             "managers": [{"ip": ip, "port": port, "role": "primary", "last_heartbeat": _now()}],
-            "brokers": self._broker_rows(),
-            "producers": _seen("producer_id", quorum.state.producers, registry.producers_seen),
-            "consumers": _seen("consumer_id", quorum.state.consumers, registry.consumers_seen),
+            "brokers": self.broker_rows(),
         }
 
 

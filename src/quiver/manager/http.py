@@ -17,6 +17,7 @@ from quiver.errors import InvalidRequestError, QuiverError, RequestError
 from quiver.manager.classic import ClassicApi
 from quiver.manager.http_server import HttpAnswer, HttpRequest
 from quiver.manager.params import Params
+from quiver.manager.v1_errors import refusal
 
 logger = logging.getLogger("quiver.http")
 
@@ -24,6 +25,7 @@ Call = Callable[[Params], Awaitable[dict[str, Any]]]
 
 _RETRY_LATER: Final = ("retry-after", "1")
 _BROKER_PREFIX: Final = "/brokers/"
+_V1_PATHS: Final = (b"/v1", b"/openapi.json", b"/docs")
 _decoder = msgspec.json.Decoder()
 _encode = msgspec.json.Encoder().encode
 
@@ -32,6 +34,20 @@ def failure(status: int, message: str, *headers: tuple[str, str]) -> HttpAnswer:
     if status == 503:
         headers = (*headers, _RETRY_LATER)
     return HttpAnswer(status, _encode({"status": "failure", "message": message}), headers)
+
+
+def is_v1(target: bytes) -> bool:
+    """Which of the two APIs a request is for; the classic one answers what is for neither."""
+    if target[:1] != b"/":
+        target = b"/" + target.partition(b"://")[2].partition(b"/")[2]  # as a client sends it to a proxy
+    return target.startswith(b"/v1/") or target.partition(b"?")[0] in _V1_PATHS
+
+
+def refuse(status: int, message: str, target: bytes) -> HttpAnswer:
+    """A request that was not taken in: too large, too slow, or no HTTP. The contract of the classic API knows 400."""
+    if is_v1(target):
+        return refusal(status, message)
+    return failure(503 if status == 503 else 400, message)
 
 
 class ClassicHttp:

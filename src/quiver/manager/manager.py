@@ -22,7 +22,7 @@ from quiver.config import NodeSettings
 from quiver.errors import InvalidRequestError, QuiverError, TopicExistsError, UnknownTopicError
 from quiver.log.disk import Disk, SystemDisk, write_atomically
 from quiver.manager.classic import ClassicApi
-from quiver.manager.http import ClassicHttp, failure
+from quiver.manager.http import ClassicHttp, refuse
 from quiver.manager.http_server import HttpServer, listen
 from quiver.manager.joining import Joining
 from quiver.manager.links import BrokerLink, Reply
@@ -110,7 +110,7 @@ class Manager:
         )
         self._attached.set()
         door = ClassicHttp(self._classic)
-        self._http = HttpServer(door.answer, failure, settings.http_body_bytes_max, settings.http_body_timeout_s)
+        self._http = HttpServer(door.answer, refuse, settings.http_body_bytes_max, settings.http_body_timeout_s)
         await self._http.start(listener)
         self.http_address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         self._reporter = asyncio.get_running_loop().create_task(self._report())
