@@ -77,7 +77,9 @@ class AppendSender:
     def answer_repair(self, request: Repair, commit: int) -> None:
         """Sends the frame of a committed entry to a replica that lost it."""
         reply = RepairReply(request.to, request.sender, request.term, request.index)
-        if self._log.first_index <= request.index <= min(commit, self._log.synced_index - 1):
+        if request.index < self._log.first_index:
+            self._put(RepairReply(request.to, request.sender, request.term, request.index, trimmed=True))
+        elif request.index <= min(commit, self._log.synced_index - 1):
             self._in_background(self._read(reply, request.index, request.index))
         else:
             self._put(reply)

@@ -101,9 +101,13 @@ class Repairer:
         self._answer: asyncio.Future[memoryview] | None = None
 
     def receive(self, message: AnyMessage, frames: memoryview) -> None:
-        wanted = isinstance(message, RepairReply) and message.index == self._wanted and len(frames) > 0
-        if wanted and self._answer is not None and not self._answer.done():
-            self._answer.set_result(frames)
+        answer = self._answer
+        if not isinstance(message, RepairReply) or message.index != self._wanted or answer is None or answer.done():
+            return
+        if message.trimmed:
+            answer.set_exception(UnrepairableError(f"entry {message.index} is trimmed at replica {message.sender}"))
+        elif frames:
+            answer.set_result(frames)
 
     async def run(self, error: CorruptLogError, open_again: Callable[[], CorruptLogError | None]) -> None:
         """Mends place after place, until the log opens. Raises UnrepairableError or OSError."""

@@ -101,9 +101,11 @@ class Repair(Message, frozen=True, tag="repair"):
 
 
 class RepairReply(Message, frozen=True, tag="repair_reply"):
-    """The frame is the body; nothing when the sender does not know that entry to be committed."""
+    """The frame is the body; nothing when the sender does not know that entry to be committed. `trimmed`: it is gone
+    from the group's logs, and nobody will ever send it."""
 
     index: int
+    trimmed: bool = False
     body: Any = None
 
 
