@@ -215,7 +215,7 @@ class RaftReplica:
                     if not self._perform(self._todo):
                         break
                 except LogFailedError as error:
-                    self.raft.fail()
+                    self._fail()
                     failure = error
                 self._todo = None
                 self._watch_leadership()
@@ -248,11 +248,19 @@ class RaftReplica:
             self._rewind(error)
             return error
         except LogFailedError as error:
-            self.raft.fail()
+            self._fail()
             self._watch_leadership()
             return error
         self._tell_synced()
         return None
+
+    def _fail(self) -> None:
+        """The disk has failed: what the core still wanted to say, a vote perhaps, is not said."""
+        todo, self._todo = self._todo, None
+        self.raft.fail()
+        if todo is not None:
+            waiting = [future for future, _ in todo.reads] + todo.lost_reads
+            refuse([(future, None) for future in waiting], NotLeaderError("this replica's disk failed", leader=0))
 
     def _tell_synced(self) -> None:
         last = self._log.synced_index - 1
