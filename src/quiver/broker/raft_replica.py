@@ -117,9 +117,9 @@ class RaftReplica:
     @property
     def commit_end(self) -> int:
         """End, exclusive, of what is committed and can be read here."""
+        # While a truncation or a snapshot waits for the disk, the log still has what they replace.
         if self._todo is not None and any(isinstance(work, Install) for work in self._todo.work):
-            return self._end_before  # the core has the snapshot, the log is still the old one
-        # What the core has on disk, not only the log: a truncation that waits will replace entries the log still has.
+            return self._end_before
         return min(self.raft.commit + 1, self.raft.synced_index + 1, self._log.synced_index)
 
     def check_leads(self) -> None:
@@ -258,9 +258,8 @@ class RaftReplica:
         """The disk has failed: what the core still wanted to say, a vote perhaps, is not said."""
         todo, self._todo = self._todo, None
         self.raft.fail()
-        if todo is not None:
-            waiting = [future for future, _ in todo.reads] + todo.lost_reads
-            refuse([(future, None) for future in waiting], NotLeaderError("this replica's disk failed", leader=0))
+        reads = [] if todo is None else [*todo.reads, *((future, None) for future in todo.lost_reads)]
+        refuse(reads, NotLeaderError("this replica's disk failed", leader=0))
 
     def _tell_synced(self) -> None:
         last = self._log.synced_index - 1
