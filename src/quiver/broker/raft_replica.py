@@ -141,14 +141,12 @@ class RaftReplica:
 
     def transfer(self) -> None:
         """Hands leadership to the follower that has most, if there is one."""
-        leader = self.raft.leader
+        raft, leader = self.raft, self.raft.leader
         if leader is None:
             return
-        voters = [
-            peer for peer in self.raft.membership.voters if peer in leader.progress and peer not in self.raft.down
-        ]
+        voters = [peer for peer in raft.membership.voters if peer in leader.progress and peer not in raft.down]
         if voters:
-            self.raft.transfer(max(voters, key=lambda peer: leader.progress[peer].match))
+            raft.transfer(max(voters, key=lambda peer: leader.progress[peer].match))
             self._wake()
 
     async def until_follower(self) -> None:
