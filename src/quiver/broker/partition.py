@@ -81,9 +81,8 @@ class Partition:
         self._task: asyncio.Task[None] | None = None
         self.raft: RaftReplica | None = None
         if raft is not None:
-            log.trim_prefix(
-                log.checkpoint.start.index + 1
-            )  # a trim that a crash cut short: its term is known only then
+            # A trim that a crash cut short: its term is known only then.
+            log.trim_prefix(log.checkpoint.start.index + 1)
             self.raft = RaftReplica(raft, log, disk, writers, readers, clock, self._wake.set, self, policy)
         else:
             for _, header, payload in log.scan(log.checkpoint.index + 1):
