@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from quiver import Producer
+from quiver.errors import NotLeaderError
 from tests.system.direct_line import direct_line
+from tests.system.kit import ENVIRON, create_topic
 from tests.system.replicated_kit import BROKERS, MANAGER, ReplicatedCluster, paused
 from tests.system.workload import PARTITIONS, Load, under_load
 
@@ -40,10 +47,12 @@ def test_rolling_restart_loses_nothing(cluster: ReplicatedCluster) -> None:
 
 def test_killed_leader_loses_nothing(cluster: ReplicatedCluster) -> None:
     with under_load(cluster.servers, "leader") as load:
-        ended = cluster.kill(cluster.leader("leader"))
+        before = _status(cluster, "leader")
+        ended = cluster.kill(before["leader"])
         load.until_acknowledged(200)
         cluster.until_back(ended)
         cluster.until_whole("leader")
+        assert _status(cluster, "leader")["term"] > before["term"]
 
 
 def test_killed_follower_loses_nothing(cluster: ReplicatedCluster) -> None:
@@ -128,3 +137,59 @@ def _replica_ids(home: Path, topic: str) -> dict[str, int]:
     """By the uid of their partition."""
     found: dict[str, int] = json.loads((home / "catalog.json").read_bytes())["topics"][topic]["replicas"]
     return found
+
+
+# -- what can be seen from outside -----------------------------------------------------------------------------------
+
+
+def test_status_shows_leaders_terms_and_how_far_a_replica_is_behind(cluster: ReplicatedCluster) -> None:
+    with under_load(cluster.servers, "status") as load:
+        row = _status(cluster, "status")
+        leader = cluster.leader("status")
+        assert row["leader"] == leader
+        assert row["term"] >= 1
+        assert {replica["broker"]: replica["voter"] for replica in row["replicas"]} == dict.fromkeys(ALL, True)
+        behind = next(broker for broker in ALL if broker != leader)
+        with paused(cluster, behind):
+            load.until_acknowledged(200)
+            row = _status(cluster, "status")
+            told = {replica["broker"]: replica for replica in row["replicas"]}
+            assert told[behind]["state"] == "unreachable"
+            assert told[behind]["lag"] > 0
+            assert told[leader]["lag"] == 0
+            assert re.search(rf"{behind} \(unreachable, \d+ behind\)", _quiver(cluster, "status"))
+        cluster.until_whole("status")
+
+
+def _status(cluster: ReplicatedCluster, topic: str) -> dict[str, Any]:
+    """The row of partition 0 in `quiver status --json`."""
+    report = json.loads(_quiver(cluster, "status", "--json"))
+    rows: list[dict[str, Any]] = next(found["partitions"] for found in report["topics"] if found["name"] == topic)
+    return rows[0]
+
+
+def _quiver(cluster: ReplicatedCluster, *words: str) -> str:
+    command = [sys.executable, "-m", "quiver.cli.main", *words, "--data-dir", str(cluster.data_dir)]
+    wide = ENVIRON | {"COLUMNS": "300"}
+    return subprocess.run(command, capture_output=True, env=wide, text=True, check=True, timeout=60).stdout
+
+
+def test_followers_serve_the_same_bytes_up_to_what_they_know_to_be_committed(cluster: ReplicatedCluster) -> None:
+    create_topic(cluster.servers, "followers")
+    with Producer(cluster.servers) as producer:
+        producer.send_many("followers", [b"%d" % number for number in range(100)]).result(30)
+
+    async def ask(broker: int) -> bytes:
+        async with direct_line(cluster.address(broker)) as line:
+            reply, frames = await line.fetch("followers", 0, 0)
+            while reply.high_watermark < 100:  # a follower hears of it with the next message
+                reply, frames = await line.fetch("followers", 0, 0)
+            if broker != leader:
+                with pytest.raises(NotLeaderError):  # it cannot know whether there is more
+                    await line.fetch("followers", 0, 101)
+            return bytes(frames)
+
+    leader = cluster.leader("followers")
+    served = [asyncio.run(ask(broker)) for broker in ALL]
+    assert served[0]
+    assert served == [served[0]] * BROKERS

@@ -30,7 +30,7 @@ PARTITIONS: Final = 3
 PENDING_MAX: Final = 500  # records of one sender without an outcome; beyond it the sender waits
 COMMIT_EVERY_S: Final = 0.05
 WATCH_EVERY_S: Final = 0.05
-OUTCOME_S_MAX: Final = 60.0  # however often nodes die, a record gets its outcome in this time
+OUTCOME_S_MAX: Final = 100.0  # however often nodes die, and however long they are left dead: a request ends in this time
 STALE: Final = "stale"  # latest offsets from which something acknowledged was missing
 
 
@@ -184,7 +184,7 @@ class Load:
     def _follow(self, name: str, dice: random.Random, life_s: float) -> None:
         group = self.history.group(name)
         while True:
-            settings = {"group": name, "start": "earliest", "request_timeout": 20.0}
+            settings = {"group": name, "start": "earliest", "request_timeout": OUTCOME_S_MAX}
             with Consumer(self._servers, [self.topic], **settings) as consumer:
                 reader = self.history.reader(name)
                 for partition in range(PARTITIONS):
