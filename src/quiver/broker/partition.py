@@ -250,8 +250,7 @@ class Partition:
             await self._wake.wait()
             self._wake.clear()
             self._take_inbox()
-            error = self._replica.step()
-            if error is not None:
+            if (error := self._replica.step()) is not None:
                 self._disk_refused(error)
             self._commit()
             if self._is_finished():
@@ -352,8 +351,9 @@ class Partition:
 
     def _disk_refused(self, error: DiskFullError | LogFailedError) -> None:
         """Nothing of what it refused was acknowledged; everyone who waits is told."""
-        self._full = not isinstance(error, LogFailedError)
-        logger.error("append_failed partition=%s-%d error=%r", self.topic, self.number, error.message)
+        was_full, self._full = self._full, isinstance(error, DiskFullError)
+        if not (was_full and self._full):  # a follower meets it with each attempt of its leader, ten times a second
+            logger.error("append_failed partition=%s-%d error=%r", self.topic, self.number, error.message)
         if self.raft is None:
             self.entries_removed(0, error)
 
