@@ -30,7 +30,7 @@ PARTITIONS: Final = 3
 PENDING_MAX: Final = 500  # records of one sender without an outcome; beyond it the sender waits
 COMMIT_EVERY_S: Final = 0.05
 WATCH_EVERY_S: Final = 0.05
-OUTCOME_S_MAX: Final = 100.0  # however often nodes die, and however long they are left dead: a request ends in this time
+OUTCOME_S_MAX: Final = 100.0  # however often nodes die and however long they stay dead, a request has ended by then
 STALE: Final = "stale"  # latest offsets from which something acknowledged was missing
 
 
