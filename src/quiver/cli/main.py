@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from quiver.cli import broker, cluster, consume, produce, status, topic
+from quiver.cli import broker, cluster, consume, produce, sim, status, topic
 from quiver.cli.options import EXIT_INTERRUPTED, examples, exit_code_of, say
 from quiver.errors import QuiverError
 
@@ -77,6 +77,7 @@ topic.register(app)
 broker.register(app)
 produce.register(app)
 consume.register(app)
+sim.register(app)
 
 
 def main() -> None:
