@@ -1,0 +1,85 @@
+"""Whole runs: seeds without a violation, the same again, planted bugs caught."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from quiver.testing.plants import PLANTS, planted
+from quiver.testing.sim.campaign import report, reports
+
+SEEDS = range(30)
+# Seeds whose runs once broke a rule; each left a fix in the product.
+FOUND = (0, 4, 15, 21, 33, 137, 160, 200, 209, 655)
+# Bugs that show at once, one of each kind; `quiver sim --plant all` runs them all.
+PLANTS_SHOWN = (
+    "vote-not-durable",
+    "pre-vote-ignored",
+    "commit-old-term",
+    "ack-before-fsync",
+    "truncate-to-watermark",
+    "restart-commits-all",
+    "lost-disk-same-name",
+    "reply-before-commit",
+    "dedup-not-rebuilt",
+    "position-moves-back",
+    "fsync-retried",
+)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_seed_keeps_every_rule(seed: int) -> None:
+    found = report(seed)
+    assert not found.violation, "\n".join([found.violation, *found.story])
+    assert found.acknowledged > 0
+
+
+@pytest.mark.parametrize("seed", [seed for seed in FOUND if seed not in SEEDS])
+def test_a_seed_that_broke_a_rule_keeps_it_now(seed: int) -> None:
+    found = report(seed)
+    assert not found.violation, "\n".join([found.violation, *found.story])
+
+
+def test_a_seed_is_the_same_run_every_time() -> None:
+    first, again = report(3), report(3)
+    assert (first.digest, first.events) == (again.digest, again.events)
+    assert first.digest != report(4).digest
+
+
+def test_a_seed_is_the_same_run_in_every_process() -> None:
+    code = "from quiver.testing.sim.campaign import report; print(report(5).digest)"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert digests == {f"{report(5).digest}\n"}
+
+
+@pytest.mark.parametrize("name", PLANTS_SHOWN)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    caught = next((found for found in reports(range(25), name) if found.violation), None)
+    assert caught is not None, f"{name} was not caught in 25 seeds"
+    assert any("VIOLATION" in line for line in caught.story)
+
+
+def test_a_plant_leaves_nothing_behind() -> None:
+    for name in PLANTS:
+        patches = PLANTS[name].patches()
+        before = [getattr(target, attribute) for target, attribute, _ in patches]
+        with planted(name):
+            assert [getattr(target, attribute) for target, attribute, _ in patches] != before
+        assert [getattr(target, attribute) for target, attribute, _ in patches] == before
+
+
+def test_at_least_twenty_bugs_are_planted() -> None:
+    assert len(PLANTS) >= 20
