@@ -15,6 +15,7 @@ import msgspec
 
 from quiver.errors import InvalidRequestError, QuiverError, RequestError
 from quiver.manager.classic import ClassicApi
+from quiver.manager.classic_routes import CLASSIC_ROUTES
 from quiver.manager.http_server import HttpAnswer, HttpRequest
 from quiver.manager.params import Params
 from quiver.manager.v1_errors import refusal
@@ -25,6 +26,7 @@ Call = Callable[[Params], Awaitable[dict[str, Any]]]
 
 _RETRY_LATER: Final = ("retry-after", "1")
 _BROKER_PREFIX: Final = "/brokers/"
+_BROKER_PATH: Final = "/brokers/{broker_id}"
 _V1_PATHS: Final = (b"/v1", b"/openapi.json", b"/docs")
 _decoder = msgspec.json.Decoder()
 _encode = msgspec.json.Encoder().encode
@@ -54,22 +56,10 @@ class ClassicHttp:
     """The classic API as a handler of requests."""
 
     def __init__(self, api: ClassicApi) -> None:
-        self._paths: dict[str, dict[str, Call]] = {
-            "/topics": {"GET": api.list_topics, "POST": api.create_topic},
-            "/topics/partitions": {"GET": api.list_partitions},
-            "/topics/partition": {"GET": api.list_partitions},
-            "/producer/register": {"POST": api.register_producer},
-            "/consumer/register": {"POST": api.register_consumer},
-            "/producer/produce": {"POST": api.produce},
-            "/consumer/consume": {"GET": api.consume},
-            "/consumer/set_offset": {"POST": api.set_offset},
-            "/size": {"GET": api.size},
-            "/producer/client_size": {"GET": api.client_size},
-            "/replicas": {"GET": api.replicas},
-            "/brokers": {"GET": api.list_brokers, "POST": api.add_broker},
-            "/health": {"GET": api.health},
-        }
-        self._broker_calls: dict[str, Call] = {"DELETE": api.remove_broker}
+        self._paths: dict[str, dict[str, Call]] = {}
+        for route in CLASSIC_ROUTES:
+            self._paths.setdefault(route.path, {})[route.method] = getattr(api, route.call)
+        self._broker_calls = self._paths.pop(_BROKER_PATH)
 
     async def answer(self, request: HttpRequest) -> HttpAnswer:
         try:

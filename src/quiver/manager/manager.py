@@ -22,7 +22,8 @@ from quiver.config import NodeSettings
 from quiver.errors import InvalidRequestError, QuiverError, TopicExistsError, UnknownTopicError
 from quiver.log.disk import Disk, SystemDisk, write_atomically
 from quiver.manager.classic import ClassicApi
-from quiver.manager.http import ClassicHttp, refuse
+from quiver.manager.gateway import Gateway
+from quiver.manager.http import refuse
 from quiver.manager.http_server import HttpServer, listen
 from quiver.manager.joining import Joining
 from quiver.manager.links import BrokerLink, Reply
@@ -109,7 +110,7 @@ class Manager:
             address=(host, port),
         )
         self._attached.set()
-        door = ClassicHttp(self._classic)
+        door = Gateway(self._quorum, self._registry, self._classic, self._clock, settings)
         self._http = HttpServer(door.answer, refuse, settings.http_body_bytes_max, settings.http_body_timeout_s)
         await self._http.start(listener)
         self.http_address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

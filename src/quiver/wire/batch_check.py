@@ -112,3 +112,29 @@ def _vector(data: memoryview, field: int, count: int) -> int:
     if _U32.unpack_from(data, vector)[0] != count or vector + 4 + count * _PAIR.size > len(data):
         raise InvalidBatchError("the batch does not have the columns of a message")
     return vector + 4
+
+
+def plain_bytes(metadata: memoryview, body: memoryview) -> int:
+    """The room that the columns of any record batch message take in memory, compressed or not.
+
+    A reader makes that room as the message says it, before it has seen the data.
+    """
+    try:
+        header_at = _field(metadata, _U32.unpack_from(metadata, 0)[0], 2)
+        batch = header_at + _U32.unpack_from(metadata, header_at)[0]
+        buffers_at = _field(metadata, batch, 2)
+        if not _field(metadata, batch, 3) or not buffers_at:
+            return len(body)
+        vector = buffers_at + _U32.unpack_from(metadata, buffers_at)[0]
+        count = _U32.unpack_from(metadata, vector)[0]
+        total = 0
+        for place in range(count):
+            start, length = _PAIR.unpack_from(metadata, vector + 4 + place * _PAIR.size)
+            if length:
+                plain = _I64.unpack_from(body, start)[0]
+                total += length if plain == -1 else plain
+                if start < 0 or length < 0 or plain < -1:
+                    raise InvalidBatchError("a column of the batch lies outside it")
+    except (struct.error, IndexError) as error:
+        raise InvalidBatchError("the batch is not an Arrow record batch message") from error
+    return int(total)

@@ -1,0 +1,34 @@
+"""One call of the v1 API: what was asked, parsed and checked, and the answers to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from quiver.errors import UnknownPartitionError
+from quiver.manager.http_server import HttpAnswer, HttpRequest
+from quiver.metadata.state import Topic
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Call(NamedTuple):
+    """`query` and `body` are what the route says; `body` is None where the route reads it by itself."""
+
+    request: HttpRequest
+    path: Mapping[str, str]
+    query: Any
+    body: Any
+
+    def partition_of(self, topic: Topic) -> int:
+        """The partition in the path, known to exist."""
+        text = self.path["partition"]
+        if text.isascii() and text.isdigit() and len(text) < 10 and int(text) < len(topic.partitions):
+            return int(text)
+        raise UnknownPartitionError(f"topic {topic.name} has no partition {text[:60]}", topic=topic.name)
+
+
+def answer(body: msgspec.Struct, status: int = 200, *headers: tuple[str, str]) -> HttpAnswer:
+    return HttpAnswer(status, _encode(body), headers)
