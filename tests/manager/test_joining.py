@@ -246,6 +246,25 @@ def test_a_broker_that_moved_is_reached_at_its_new_address(tmp_path: Path) -> No
     play(tmp_path, test)
 
 
+def test_a_port_that_another_broker_has_by_now_does_not_keep_its_old_owner_out(tmp_path: Path) -> None:
+    async def test(cluster: Cluster) -> None:
+        one, two = cluster.brokers
+        await one.stop()
+        await two.stop()
+        one.address, two.address = "", one.address  # after a restart of all on any free ports
+        await two.start()
+        await one.start()
+        cluster.joining.reconnect()
+        with pytest.raises(ConnectionLostError):
+            await cluster.registry.brokers.status(1)
+        await cluster.join(one)
+        await cluster.join(two)
+        await cluster.registry.create_topic("logs", 1, 2)
+        assert "logs" in one.held and "logs" in two.held
+
+    play(tmp_path, test, count=2)
+
+
 def test_a_second_process_under_the_same_id_is_refused_while_the_first_answers(tmp_path: Path) -> None:
     async def test(cluster: Cluster) -> None:
         twin = RemoteBroker(1, disk_id=9)

@@ -94,6 +94,18 @@ def test_a_frozen_other_end_costs_one_time_out_and_the_others_are_told(run: Run)
     run(main())
 
 
+def test_another_node_at_that_address_is_not_taken_for_the_right_one(run: Run) -> None:
+    async def main() -> None:
+        async with serving() as (_, address):
+            link = RemoteLink(address, "test", HELLO_REPLY.node_id + 1)
+            with pytest.raises(ConnectionLostError, match="is broker 7, not broker 8"):
+                await link.call(ask("echo", 1))
+            assert not link.is_open
+            await link.close()
+
+    run(main())
+
+
 def test_one_who_gives_up_does_not_break_the_connection_of_the_others(run: Run) -> None:
     async def main() -> None:
         async with serving() as (_, address):

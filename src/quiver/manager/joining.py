@@ -79,7 +79,7 @@ class Joining:
         return self._attach(broker)
 
     def _attach(self, broker: Broker) -> RemoteLink:
-        link = self._links[broker.id] = RemoteLink(broker.endpoint, "manager")
+        link = self._links[broker.id] = RemoteLink(broker.endpoint, "manager", broker.id)
         self._current.pop(broker.id, None)
         self._registry.brokers.attach(broker.id, link)
         return link

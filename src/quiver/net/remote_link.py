@@ -25,9 +25,10 @@ _SLOW: Final = (CreateTopic, DeleteTopic)
 class RemoteLink:
     """`connections` counts how often it connected: another number means that the other end may have begun anew."""
 
-    def __init__(self, address: str, node: str) -> None:
-        """`node` names us to the other end."""
+    def __init__(self, address: str, node: str, expected_id: int | None = None) -> None:
+        """`node` names us to the other end. `expected_id` is the id it must have: a port may be another's by now."""
         self.address = address
+        self._expected_id = expected_id
         self.connections = 0
         self._client = f"{NODE_CLIENT}{node}"
         self._connection: Connection | None = None
@@ -86,8 +87,13 @@ class RemoteLink:
 
     async def _open(self) -> Connection:
         try:
-            self._connection = await open_connection(self.address, self._client, timeout_s=CONNECT_TIMEOUT_S)
+            connection = await open_connection(self.address, self._client, timeout_s=CONNECT_TIMEOUT_S)
+            found = connection.limits.node_id
+            if self._expected_id not in (None, found):
+                connection.close()
+                raise ConnectionLostError(f"{self.address} is broker {found}, not broker {self._expected_id}")
+            self._connection = connection
             self.connections += 1
-            return self._connection
+            return connection
         finally:
             self._opening = None
