@@ -113,6 +113,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.stash: list[_Item] = []
         self.unhandled: list[dict[str, Any]] = []  # what no task or future took
         self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._tasks_max = 200  # then those that are done are forgotten
         self._handles = self._ready  # type: ignore[attr-defined]
         self.set_exception_handler(lambda loop, context: self.unhandled.append(context))
 
@@ -135,8 +136,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:  # type: ignore[override]
         task = super().create_task(coro, **options)
-        if len(self._tasks) > 200:
+        if len(self._tasks) > self._tasks_max:
             self._tasks = {found: None for found in self._tasks if not found.done()}
+            self._tasks_max = 2 * len(self._tasks) + 200
         self._tasks[task] = None
         return task
 
