@@ -91,6 +91,7 @@ class Cluster:
         self._addresses: dict[int, str] = {}
         self._topics: dict[str, TopicInfo] = {}
         self._asking: dict[str, asyncio.Task[MetadataReply]] = {}
+        self._replicas: dict[str, list[str]] = {}  # after a failure: who has the partition and knows its leader first
         self._turn = 0  # whom to ask next: another one after each disappointment
         self._closed = False
 
@@ -142,17 +143,18 @@ class Cluster:
                 errors.append(error.message)
         raise ConnectionLostError(f"no server answers: {'; '.join(errors)}")
 
-    def _to_ask(self) -> list[str]:
-        """Addresses in the order in which to ask them: brokers we talk to, other nodes we talk to, all others."""
+    def _to_ask(self, topic: str | None = None) -> list[str]:
+        """Addresses in the order in which to ask them: those that know best, those we talk to, all others."""
         brokers = set(self._addresses.values())
+        best = self._replicas.get(topic or "", ())
         talking = [address for address, connection in self._connections.items() if connection.is_open]
-        turn = self._turn % len(talking) if talking else 0
-        talking = talking[turn:] + talking[:turn]
-        order = dict.fromkeys([*talking, *self._servers, *self._addresses.values()])
+        order = list(dict.fromkeys([*best, *talking, *self._servers, *self._addresses.values()]))
+        turn = self._turn % len(order)
         return sorted(
-            order,
+            order[turn:] + order[:turn] if best or talking else order,
             key=lambda address: (
                 self._is_avoided(address),
+                address not in best,
                 address not in talking,
                 bool(brokers) and address in talking and address not in brokers,
             ),
@@ -208,7 +210,7 @@ class Cluster:
         """What any node says that answers."""
         errors: list[str] = []
         refused: UnavailableError | None = None
-        for address in self._to_ask():
+        for address in self._to_ask(topics[0] if topics else None):
             try:
                 connection = await self.connection(address)
             except UnavailableError as error:
@@ -259,11 +261,14 @@ class Cluster:
         return known
 
     def forget_topic(self, name: str) -> None:
+        """Its leaders are asked for again."""
         self._topics.pop(name, None)
 
     def leader_failed(self, topic: str, partition: int, error: QuiverError) -> None:
         """The leader we know did not do it. Perhaps it said who leads now; else somebody else is asked."""
         known, leader = self._topics.get(topic), error.facts.get("leader")
+        if known is not None and partition >= len(known.partitions):
+            known = None  # another topic has that name by now
         if isinstance(error, NotLeaderError) and known is not None and leader in self._addresses:
             infos = list(known.partitions)
             if infos[partition].leader != leader:
@@ -271,6 +276,9 @@ class Cluster:
                 self._topics[topic] = TopicInfo(topic, tuple(infos))
                 return
         self._turn += 1
+        if known is not None:
+            replicas = [replica for replica in known.partitions[partition].replicas if replica in self._addresses]
+            self._replicas[topic] = [self._addresses[replica] for replica in replicas]
         self.forget_topic(topic)
 
     async def nodes(self) -> list[NodeInfo]:
