@@ -6,7 +6,6 @@ Rule: nothing is written here that a table or a struct knows.
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Final
@@ -55,6 +54,8 @@ def document() -> bytes:
 
 
 def build() -> Json:
+    from importlib.metadata import version  # slow to load, and seldom needed
+
     paths: dict[str, Json] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -64,7 +65,7 @@ def build() -> Json:
         "openapi": "3.1.0",
         "info": {
             "title": "Quiver",
-            "version": importlib.metadata.version("quiver"),
+            "version": version("quiver"),
             "description": "v1 for batches, long polling and administration; classic for single messages.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
