@@ -113,3 +113,17 @@ def test_what_no_task_takes_is_kept() -> None:
     world.at(1.0, loop, lambda: loop.call_soon(lambda: 1 / 0))
     run(world, 2)
     assert isinstance(loop.unhandled[0]["exception"], ZeroDivisionError)
+
+
+def test_a_timer_never_comes_before_its_time_by_its_own_clock() -> None:
+    world, early = World(), []
+    loop = VirtualLoop(world, "a", rate=0.9871, offset_s=733.1234567)
+    for number in range(500):
+        when = loop.time() + number * 0.0137
+
+        def look(when: float = when) -> None:
+            early.append(loop.time() < when)
+
+        loop.turn(loop.call_at, (when, look))
+    run(world, 100)
+    assert len(early) == 500 and not any(early)

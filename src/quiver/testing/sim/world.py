@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import contextvars
 import heapq
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
@@ -131,7 +132,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self.world.timer((when - self.offset_s) / self.rate, self, handle)
+        due_s = (when - self.offset_s) / self.rate
+        while self.offset_s + self.rate * due_s < when:  # rounded down: who wakes then would find it too early
+            due_s = math.nextafter(due_s, math.inf)
+        self.world.timer(due_s, self, handle)
         return handle
 
     def create_task(self, coro: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:  # type: ignore[override]
