@@ -85,6 +85,8 @@ class Cluster:
                 return False
             if leader[2].membership_index > leader[2].commit or raft.synced_index < self.ledger.group(uid).commit:
                 return False
+            if node.id in self.flipped and _is_damaged(partition):
+                return False
         return True
 
     def may_lose_data(self, node: Node) -> bool:
@@ -194,3 +196,13 @@ class Cluster:
                     f"voters {[v >> 32 for v in raft.membership.voters]}"
                 )
         return lines
+
+
+def _is_damaged(partition: Partition) -> bool:
+    """Looks at every frame: a flipped bit may not have been met yet."""
+    try:
+        for _ in partition._log.scan(partition._log.first_index):
+            pass
+    except (CorruptLogError, OSError):
+        return True
+    return False
