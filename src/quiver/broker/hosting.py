@@ -40,6 +40,7 @@ logger = logging.getLogger("quiver.broker")
 Unusable = CorruptLogError | LogFailedError  # why a partition could not be opened
 
 _TICK_S: Final = 0.02
+_QUIET_TICKS: Final = 5
 
 
 class Hosting:
@@ -63,6 +64,8 @@ class Hosting:
         self._changes: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._by_uid: dict[str, Partition] = {}
+        # Those that get ticks, with how many found them quiet. Whoever is asked or told anything is one of them.
+        self._awake: dict[Partition, int] = {}
         self._repairs: dict[str, Repairer] = {}
         self.catalog = Catalog(disk, f"{settings.data_dir}/broker-{settings.node_id}")
         self.partitions: dict[str, dict[int, Partition | Unusable]] = {}
@@ -127,6 +130,7 @@ class Hosting:
         partition.start()
         if partition.raft is not None:
             self._by_uid[uid] = partition
+            self._awake[partition] = 0
 
     # -- damage --------------------------------------------------------------------------------------------------
 
@@ -147,6 +151,7 @@ class Hosting:
         if isinstance(running, Partition):
             await running.hand_over()
             self._by_uid.pop(uid, None)
+            self._awake.pop(running, None)
             await running.stop()
         directory = self.catalog.directory_of(uid)
 
@@ -179,6 +184,7 @@ class Hosting:
             raise UnknownTopicError(f"topic {check_topic_name(topic)} does not exist", topic=topic)
         partition = found.get(number)
         if isinstance(partition, Partition):
+            self._awake[partition] = 0
             return partition
         count = len(self.catalog.topics[topic].partitions)
         if number >= count:
@@ -240,6 +246,7 @@ class Hosting:
             for number, partition in self.partitions.pop(name).items():
                 self._by_uid.pop(topic.partitions[number], None)
                 if isinstance(partition, Partition):
+                    self._awake.pop(partition, None)
                     await partition.stop()
             await asyncio.get_running_loop().run_in_executor(self._writers, self.catalog.remove_leftovers)
         logger.info("topic_deleted topic=%s", name)
@@ -251,25 +258,32 @@ class Hosting:
         if repairer is not None and partition is None:
             repairer.receive(message, frames)
         elif partition is not None and partition.raft is not None:
+            self._awake[partition] = 0
             partition.raft.receive(message, frames)
 
     def _link_changed(self, broker: int, up: bool) -> None:
         for partition in self._by_uid.values():
             assert partition.raft is not None
+            self._awake[partition] = 0
             partition.raft.link_changed(broker, up)
 
     async def _keep_ticking(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            for partition in self._by_uid.values():
-                assert partition.raft is not None
-                partition.raft.tick()
+            for partition, quiet in list(self._awake.items()):
+                if partition.raft is not None and partition.raft.tick():
+                    self._awake[partition] = 0
+                elif quiet < _QUIET_TICKS:  # what was asked of it may not have reached its owner yet
+                    self._awake[partition] = quiet + 1
+                else:
+                    del self._awake[partition]
 
     async def _keep_retention(self) -> None:
         while True:
             await asyncio.sleep(self._settings.retention_check_s)
             for partition in self.usable():
                 try:
+                    self._awake[partition] = 0
                     await partition.apply_retention()
                 except QuiverError as error:  # this partition's trouble; the others still need it
                     logger.warning("retention_failed topic=%s error=%r", partition.topic, error.message)

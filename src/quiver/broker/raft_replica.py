@@ -186,13 +186,13 @@ class RaftReplica:
         self._links.append((broker, up))
         self._wake()
 
-    def tick(self) -> None:
-        """Called every few milliseconds; wakes the owner when something is due."""
+    def tick(self) -> bool:
+        """Called every few milliseconds; wakes the owner when something is due. False: quiet, it needs no ticks."""
         raft = self.raft
-        if not raft.quiet and (
-            self._now_ms() >= raft.due_ms or raft.term == 0 or raft.me not in raft.membership.voters
-        ):
+        new = raft.term == 0 or raft.me not in raft.membership.voters
+        if not raft.quiet and (new or self._now_ms() >= raft.due_ms):
             self._wake()
+        return not raft.quiet
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic_s() * 1000)
