@@ -52,6 +52,7 @@ class AppendSender:
         self._transport = transport
         self._on_damage = on_damage
         self._reading: set[asyncio.Task[None]] = set()
+        self._last: dict[int, asyncio.Task[None]] = {}  # of the appends to each peer that wait to be sent
         self.cache = FrameCache(log.next_index)
 
     def fit(self, first: int, bytes_max: int) -> int:
@@ -64,10 +65,10 @@ class AppendSender:
     def send(self, message: AnyMessage) -> None:
         if isinstance(message, Append) and message.last > message.prev_index:
             frames = self.cache.get(message.prev_index + 1, message.last)
-            if frames is None:
-                self._in_background(self._read(message, message.prev_index + 1, message.last))
-                return
-            self._put(message, frames)
+            if frames is None or message.to in self._last:
+                self._send_in_turn(message, frames)
+            else:
+                self._put(message, frames)
         elif isinstance(message, Snapshot):
             start = LogStart(message.index, message.index_term, self._log.base_offset)
             self._put(message, [encode_checkpoint(self._log.checkpoint._replace(start=start))])
@@ -80,30 +81,54 @@ class AppendSender:
         if request.index < self._log.first_index:
             self._put(RepairReply(request.to, request.sender, request.term, request.index, trimmed=True))
         elif request.index <= min(commit, self._log.synced_index - 1):
-            self._in_background(self._read(reply, request.index, request.index))
+            self._in_background(self._deliver(reply, request.index, request.index, None, None))
         else:
             self._put(reply)
 
     def _put(self, message: AnyMessage, frames: Sequence[Buffer] = ()) -> None:
         self._transport.send(broker_of(message.to), self._uid, message, frames)
 
-    def _in_background(self, reading: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(reading)
+    def _send_in_turn(self, message: Append, frames: Sequence[Buffer] | None) -> None:
+        """Appends to one peer leave in their order, also when some must be read first: it would refuse what comes too
+        early, and each refusal makes the leader send all of it again."""
+        to = message.to
+        before = self._last.get(to)
+        task = self._in_background(self._deliver(message, message.prev_index + 1, message.last, frames, before))
+        self._last[to] = task
+        task.add_done_callback(lambda done: self._last.pop(to) if self._last.get(to) is done else None)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
+        return task
 
-    async def _read(self, message: AnyMessage, first: int, last: int) -> None:
+    async def _deliver(
+        self,
+        message: AnyMessage,
+        first: int,
+        last: int,
+        frames: Sequence[Buffer] | None,
+        before: asyncio.Task[None] | None,
+    ) -> None:
+        found = await self._read(first, last) if frames is None else frames
+        if before is not None:
+            await asyncio.wait([before])
+        if found is not None:
+            self._put(message, found)
+
+    async def _read(self, first: int, last: int) -> Sequence[Buffer] | None:
         spans = self._log.spans_for_index(first)
         read = partial(read_entries, self._disk, spans, first, last)
         try:
             frames = await asyncio.get_running_loop().run_in_executor(self._readers, read)
         except CorruptLogError as error:
             self._on_damage(error)
+            return None
         except OSError as error:  # trimmed or truncated meanwhile, or a disk that the next write will find
             logger.warning("entries_not_read uid=%s first=%d error=%r", self._uid, first, str(error))
-        else:
-            if len(frames) == last - first + 1:
-                self._put(message, frames)
+            return None
+        return frames if len(frames) == last - first + 1 else None
 
     async def close(self) -> None:
         for task in self._reading:
