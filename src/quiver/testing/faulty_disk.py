@@ -232,6 +232,7 @@ class FaultyDisk:
         self.capacity_bytes = capacity_bytes
         self.generation = 0
         self.operations = 0  # changes and syncs so far
+        self.flips = 0
         self.met: list[tuple[str, str]] = []  # (operation, path) of the ordered failures that happened
         self._root = _Directory()
         self._faults: list[_Fault] = []
@@ -266,6 +267,7 @@ class FaultyDisk:
 
     def flip(self, path: str, byte: int, bit: int) -> None:
         """Bit rot: on the medium and in what is read."""
+        self.flips += 1
         inode = self._inode(path)
         for image in (inode.cache, inode.medium):
             if byte < len(image):

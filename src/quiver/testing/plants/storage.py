@@ -71,7 +71,7 @@ def _dedup_not_rebuilt() -> list[Patch]:
     return [(PartitionState, "__init__", forgetful)]
 
 
-@plant("dedup-lost-at-leader-change", "a new leader does not know the sequences of entries that are not committed yet")
+@plant("dedup-lost-at-leader-change", "a new leader begins with an empty table of producers")
 def _dedup_lost_at_leader_change() -> list[Patch]:
     watch = RaftReplica._watch_leadership
 
@@ -80,6 +80,7 @@ def _dedup_lost_at_leader_change() -> list[Patch]:
         watch(self)
         if self._led_term not in (0, led):
             self._owner._tail.state._tail.clear()
+            self._owner._tail.state._producers.clear()
 
     return [(RaftReplica, "_watch_leadership", forgetful)]
 

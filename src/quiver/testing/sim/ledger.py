@@ -117,6 +117,12 @@ class Ledger:
         if raft.terms.last < had:
             detail = f"{_name(raft.me)} comes back with entries up to {raft.terms.last} and had acknowledged {had}"
             raise Violation("2 committed stays", detail)
+        last = raft.terms.last
+        if last > raft.terms.start and not node.disk.flips:
+            found = durable_term(node.disk, node.directory(group.uid), last)
+            if found != raft.terms.last_term:
+                detail = f"{_name(raft.me)} comes back with entry {last}, which is not whole on its disk"
+                raise Violation("9 no bad frame", detail)
 
     def _check_elected(self, node: Node, group: Group, raft: Raft) -> None:
         """A majority has a vote for it on disk, or has gone on to a later term since."""

@@ -34,6 +34,8 @@ class Network:
         self.delay_s = 0.001
         self.spread_s = 0.002
         self.straggler = 0.0  # the share of messages that take very long
+        self.ordered = False  # as on one connection: what was sent first arrives first
+        self._arrivals_s: dict[tuple[int, int], float] = {}  # of the last message on each way
 
     def add(self, node: Node) -> None:
         for other in self.nodes:
@@ -59,7 +61,11 @@ class Network:
         for _ in range(copies):
             if (sender, to) in self.cuts or (self.loss and chance.random() < self.loss):
                 continue
-            self._world.after(self.delay(), target, target.receive, sender, uid, encoded, body)
+            arrival_s = self._world.now_s + self.delay()
+            if self.ordered:
+                arrival_s = max(arrival_s, self._arrivals_s.get((sender, to), 0.0))
+                self._arrivals_s[sender, to] = arrival_s
+            self._world.at(arrival_s, target, target.receive, sender, uid, encoded, body)
         return True
 
     def carry(self, node: Node, callback: Callable[..., Any], *args: Any) -> None:

@@ -50,6 +50,9 @@ class SimulatedPeers:
         node = self._node
         return node.life == self._life and node.is_alive and node.send(broker, uid, message, frames)
 
+    def flush(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 

@@ -39,6 +39,7 @@ class Plan:
     fault_interval_s: float
     weights: dict[str, float]
     notices: bool
+    ordered: bool
     inline_flushes: bool
     loss: float
     doubling: float
@@ -86,6 +87,7 @@ def plan_run(chance: random.Random) -> Plan:
         fault_interval_s=pick((0.2, 0.5, 1.0)),
         weights={fault: (10.0 if fault in liked else 0.3) for fault in FAULTS},
         notices=notices,
+        ordered=chance.random() < 0.6,
         inline_flushes=chance.random() < 0.25,
         loss=pick((0.0, 0.0, 0.01, 0.1)),
         doubling=pick((0.0, 0.0, 0.05, 0.2)),

@@ -68,6 +68,7 @@ class Run:
         self._pass(1.0)
         network = cluster.network
         network.loss, network.doubling, network.straggler = plan.loss, plan.doubling, plan.straggler
+        network.ordered = plan.ordered
         network.delay_s, network.spread_s = plan.delay_s, plan.delay_s * 2
         for number in range(plan.partitions):
             for place in range(plan.producers):
