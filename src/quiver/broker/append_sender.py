@@ -23,7 +23,7 @@ from quiver.log.disk import Disk
 from quiver.log.partition_log import PartitionLog
 from quiver.log.segment import read_entries
 from quiver.raft import AnyMessage, Append, Snapshot
-from quiver.raft.messages import Repair, RepairReply
+from quiver.raft.messages import AppendReply, Repair, RepairReply
 from quiver.wire.frame import FrameHeader, Kind, walk_frames
 
 logger = logging.getLogger("quiver.broker")
@@ -31,7 +31,11 @@ logger = logging.getLogger("quiver.broker")
 
 class Transport(Protocol):
     def send(self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Buffer] = ()) -> bool:
-        """Hands a message over, or drops it."""
+        """Hands a message over, or drops it. It may wait for others of the same turn."""
+        ...
+
+    def flush(self) -> None:
+        """Lets go what waits."""
         ...
 
 
@@ -61,6 +65,14 @@ class AppendSender:
         if cached is not None:
             return cached
         return max(first, min(self._log.fit(first, bytes_max), self.cache.first - 1))
+
+    def send_all(self, messages: list[AnyMessage]) -> bool:
+        """Entries and acknowledgements go at once: a produce waits for them. True when there were entries."""
+        for message in messages:
+            self.send(message)
+        if any(isinstance(message, (Append, AppendReply)) for message in messages):
+            self._transport.flush()
+        return any(isinstance(message, Append) for message in messages)
 
     def send(self, message: AnyMessage) -> None:
         if isinstance(message, Append) and message.last > message.prev_index:

@@ -227,13 +227,12 @@ class RaftReplica:
     def _lets_appends_leave(self) -> bool:
         """A flush may run on this thread: followers must have the entries first, or the syncs would follow each other.
 
-        What was handed to a link in this turn is written at the end of the next one.
+        What was handed to a link in this turn is written at its end.
         """
         if not self._appends_sent:
             return False
         self._appends_sent = False
-        loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, self._wake)
+        asyncio.get_running_loop().call_soon(self._wake)
         return True
 
     def _take_flush(self) -> DiskFullError | LogFailedError | None:
@@ -319,9 +318,8 @@ class RaftReplica:
                 return False
             todo.work.pop(0)
             self._work.do(work, self.leader)
-        for message in todo.messages:
-            self._sender.send(message)
-            self._appends_sent = self._appends_sent or isinstance(message, Append)
+        if self._sender.send_all(todo.messages):
+            self._appends_sent = True
         for future, index in todo.reads:
             settle(future, index)
         lost = NotLeaderError("this replica stopped leading", leader=self.leader)

@@ -77,10 +77,14 @@ class PeerLink:
             self._loop.call_soon(self._flush)
         return True
 
-    def _flush(self) -> None:
-        self._flushing = False
+    def flush(self) -> None:
+        """Lets what was said go now, not at the end of the turn."""
         if self._entries and self._carrier.is_open:
             self._flush_now()
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self.flush()
 
     def _flush_now(self) -> None:
         entries, frames = self._entries, self._frames
@@ -214,6 +218,11 @@ class Peers:
         """False: there is no link or it is full, and the message is dropped. Frames must not change until they left."""
         link = self._links.get(broker)
         return link is not None and link.send(uid, message, frames)
+
+    def flush(self) -> None:
+        """Lets go what was said in this turn: somebody waits for it."""
+        for link in self._links.values():
+            link.flush()
 
     async def close(self) -> None:
         self._closed = True
