@@ -202,11 +202,14 @@ class RaftReplica:
     def step(self) -> DiskFullError | LogFailedError | None:
         """Takes in what came, does what the core says, starts disk work. An error says that the tail is gone."""
         failure: DiskFullError | LogFailedError | None = None
+        fed = False
         while True:
             failure = self._take_flush() or failure
             if self._todo is None:
                 self._end_before = self.commit_end
-                self._feed()
+                if not fed:
+                    fed = True
+                    self._feed()
                 self._todo = self.raft.ready()
             if self._todo is not None:
                 try:
@@ -225,10 +228,8 @@ class RaftReplica:
         return failure
 
     def _lets_appends_leave(self) -> bool:
-        """A flush may run on this thread: followers must have the entries first, or the syncs would follow each other.
-
-        What was handed to a link in this turn is written at its end.
-        """
+        """A flush may run on this thread. What was handed to a link is written at the end of the turn: followers must
+        have it first, or the syncs would follow each other."""
         if not self._appends_sent:
             return False
         self._appends_sent = False
