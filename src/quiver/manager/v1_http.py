@@ -5,6 +5,7 @@ Rule: never a 500 for a client's mistake. Path, method, query and body are judge
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ logger = logging.getLogger("quiver.http")
 
 Handle = Callable[[Call], Awaitable[HttpAnswer]]
 _QUERY_FIELDS_MAX: Final = 100
+_DIGITS_MAX: Final = 19
 _DOCS: Final = "docs.html"
 
 
@@ -83,7 +85,7 @@ class V1Http:
             raise InvalidRequestError("the path is not valid UTF-8") from error
         for pattern, methods in self._paths.items():
             if len(pattern) == len(segments) and all(
-                want is None or want == got for want, got in zip(pattern, segments, strict=True)
+                got if want is None else want == got for want, got in zip(pattern, segments, strict=True)
             ):
                 found = methods.get("GET" if method == "HEAD" else method)
                 if found is None:
@@ -117,17 +119,41 @@ def _query(raw: bytes | None, shape: type[msgspec.Struct]) -> Any:
     if not raw:
         return shape()
     try:
-        pairs = parse_qsl(
+        pairs: list[tuple[str, Any]] = parse_qsl(
             raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_QUERY_FIELDS_MAX
         )
         found = dict(pairs)
         if len(found) != len(pairs):
             raise InvalidRequestError("a query parameter is given twice")
-        return msgspec.convert(found, shape, strict=False)
+        for name in _numbers_of(shape) & found.keys():
+            found[name] = _number(name, found[name])
+        return msgspec.convert(found, shape)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"query: {error}") from error
     except ValueError as error:  # not ASCII, not UTF-8 once decoded, too many, too long a number
         raise InvalidRequestError(f"the query cannot be read: {error}") from error
+
+
+@functools.cache
+def _numbers_of(shape: type[msgspec.Struct]) -> frozenset[str]:
+    """The query parameters that are numbers, maybe absent."""
+    info: Any = msgspec.inspect.type_info(shape)
+    return frozenset(field.name for field in info.fields if _is_number(field.type))
+
+
+def _is_number(kind: Any) -> bool:
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _is_number(kind.type)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return any(map(_is_number, kind.types))
+    return isinstance(kind, msgspec.inspect.IntType)
+
+
+def _number(name: str, text: str) -> int:
+    digits = text.removeprefix("-")
+    if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX:
+        return int(text)
+    raise InvalidRequestError(f"query: {name} must be an integer")
 
 
 def _page() -> bytes:
