@@ -118,7 +118,8 @@ class RaftReplica:
     def commit_end(self) -> int:
         """End, exclusive, of what is committed and can be read here."""
         # While a truncation or a snapshot waits for the disk, the log still has what they replace.
-        if self._todo is not None and any(isinstance(work, Install) for work in self._todo.work):
+        replaced = self._todo is not None and any(isinstance(work, Install) for work in self._todo.work)
+        if replaced or self.raft.failed:
             return self._end_before
         return min(self.raft.commit + 1, self.raft.synced_index + 1, self._log.synced_index)
 
