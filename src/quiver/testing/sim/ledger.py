@@ -51,7 +51,7 @@ class Group:
         self.membership: Membership | None = None  # the last one that is committed
         self.votes: dict[tuple[int, int], int] = {}  # (replica, term) -> for whom
         self.would: dict[tuple[int, int], dict[int, None]] = {}  # (candidate, term) -> who said it would vote for it
-        self.acknowledged: dict[int, int] = {}  # replica -> what it had on disk when it said so
+        self.acknowledged: dict[int, dict[int, int]] = {}  # replica -> term -> index that it had on disk and said so
         self.positions: dict[str, int] = {}
         self.sequences: dict[tuple[int, int], int] = {}  # (producer, epoch) -> the next one
         self.images: dict[int, int] = {}  # index -> checksum of the state after it
@@ -113,14 +113,17 @@ class Ledger:
 
     def _check_memory(self, node: Node, group: Group, raft: Raft) -> None:
         """Who comes back under an id has what it acknowledged under it, as far as that was committed."""
-        had = min(group.acknowledged.get(raft.me, 0), group.commit)
+        acknowledged = group.acknowledged.get(raft.me, {}).items()
+        kept = [i for term, i in acknowledged if i <= group.commit and group.entries[i - 1].header.term == term]
+        had = max(kept, default=0)
         if raft.terms.last < had:
             detail = f"{_name(raft.me)} comes back with entries up to {raft.terms.last} and had acknowledged {had}"
             raise Violation("2 committed stays", detail)
-        last = raft.terms.last
+        node.forget_failures(group.uid)  # of the replica that was here before
+        last = raft.synced_index
         if last > raft.terms.start and not node.disk.flips:
             found = durable_term(node.disk, node.directory(group.uid), last)
-            if found != raft.terms.last_term:
+            if found != raft.terms.term_at(last):
                 detail = f"{_name(raft.me)} comes back with entry {last}, which is not whole on its disk"
                 raise Violation("9 no bad frame", detail)
 
@@ -226,7 +229,8 @@ class Ledger:
         partition = node.partitions.get(uid) if node.life else None
         names = node.disk.durable_names(node.directory(uid))
         if partition is None or partition.raft is None or partition.raft.raft.me != replica or not names:
-            return self.group(uid).acknowledged.get(replica, 0) >= header.index  # it had it, before its disk was lost
+            had = self.group(uid).acknowledged.get(replica, {})
+            return max(had.values(), default=0) >= header.index  # before its disk was lost
         if durable_term(node.disk, node.directory(uid), header.index) == header.term:
             return True
         return partition._log.first_index > header.index  # it came with a snapshot
@@ -299,8 +303,9 @@ class Ledger:
             return
         term = raft.terms.term_at(match)
         found = durable_term(node.disk, node.directory(uid), match)
-        acknowledged = self.group(uid).acknowledged
-        acknowledged[raft.me] = max(acknowledged.get(raft.me, 0), match)
+        if term is not None:
+            had = self.group(uid).acknowledged.setdefault(raft.me, {})
+            had[term] = max(had.get(term, 0), match)
         if found is None or found != term:
             detail = f"{node.name} acknowledges entry {match} of term {term}, its disk has {found}"
             raise Violation("4 on disk first", detail)

@@ -86,7 +86,7 @@ class Node:
         self._executors: list[SimulatedExecutor] = []
         self._life_disk = LifeDisk(self.disk)
         self._broker: Broker | None = None
-        self._faults_before = 0
+        self._faults_before: dict[str, int] = {}
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -98,7 +98,6 @@ class Node:
         self.loop = VirtualLoop(self.world, self.name, self.clock_rate, self._chance.uniform(0, 1000))
         self.loop.owner = self
         self._executors = []
-        self._faults_before = len(self.disk.met)
         self._life_disk = LifeDisk(self.disk)
         self.loop.turn(self._boot, ())
         self._network.node_started(self)
@@ -166,6 +165,7 @@ class Node:
         assert not self.is_alive
         self._trace.say(self.name, "gets an empty disk")
         self.disk = FaultyDisk(self._chance.getrandbits(32))
+        self._faults_before = {}
 
     def host(self, request: CreateTopic) -> None:
         """Tells the broker what it is to have, unless it has."""
@@ -205,12 +205,16 @@ class Node:
         return f"{self.settings.data_dir}/broker-{self.id}/partitions/{uid}"
 
     def failed_syncs(self, uid: str) -> bool:
-        """True once a sync of that partition's log or vote has failed in this life."""
+        """True once a sync of that partition's log or vote has failed since it was opened."""
         where = self.directory(uid)
         return any(
             operation == "datasync" and path.startswith(where) and not path.endswith(".tmp")
-            for operation, path in self.disk.met[self._faults_before :]
+            for operation, path in self.disk.met[self._faults_before.get(uid, 0) :]
         )
+
+    def forget_failures(self, uid: str) -> None:
+        """That partition was opened anew: recovery has looked at what a failed sync left."""
+        self._faults_before[uid] = len(self.disk.met)
 
     # -- what reaches it and leaves it ---------------------------------------------------------------------------
 
