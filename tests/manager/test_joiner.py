@@ -19,7 +19,7 @@ from quiver.errors import (
 from quiver.manager.joiner import Joiner
 from quiver.wire.frame import FLAG_CLIENT, FLAG_UNSEQUENCED
 from quiver.wire.messages import Produce, ProduceReply
-from quiver.wire.records import decode_batch
+from quiver.wire.records import batch_from_lists, decode_batch
 from tests.broker.kit import SimulatedClock, settle
 
 
@@ -257,5 +257,59 @@ def test_a_partition_that_does_not_know_the_gateway_gets_a_new_epoch_and_the_bat
         await add(joiner, b"c")
         assert numbers(broker) == [(0, 0, 1), (1, 0, 1), (1, 1, 1)]
         assert broker.values() == [[b"a"], [b"b"], [b"c"]]
+
+    asyncio.run(main())
+
+
+def batch(*values: bytes, timestamp: int = 5) -> Any:
+    return batch_from_lists([timestamp] * len(values), None, list(values), None)
+
+
+async def add_records(joiner: Joiner, *values: bytes, size_bytes: int = 100, client: int = 0) -> int:
+    return await joiner.add_records("logs", 0, client, batch(*values), size_bytes)
+
+
+def test_records_that_came_together_share_a_batch_with_others_and_stay_together() -> None:
+    async def main() -> None:
+        broker = Broker()
+        joiner = joiner_on(broker)
+        first = asyncio.create_task(add(joiner, b"first"))
+        await settle()
+        rest = [
+            asyncio.create_task(add(joiner, b"one")),
+            asyncio.create_task(add_records(joiner, b"a", b"b", b"c")),
+            asyncio.create_task(add(joiner, b"two", key=b"k")),
+            asyncio.create_task(add_records(joiner, b"d")),
+        ]
+        await settle()
+        broker.release(2)
+        assert await asyncio.gather(first, *rest) == [0, 1, 2, 5, 6]
+        assert broker.values() == [[b"first"], [b"one", b"a", b"b", b"c", b"two", b"d"]]
+        request, records = broker.batches[1]
+        assert (request.record_count, request.timestamp_min) == (6, 5)
+        assert [record["key"] for record in records] == [None, None, None, None, b"k", None]
+
+    asyncio.run(main())
+
+
+def test_records_are_never_split_over_two_batches() -> None:
+    async def main() -> None:
+        broker = Broker(held=False)
+        joiner = joiner_on(broker)
+        sends = [add_records(joiner, b"%d" % number, b"x", size_bytes=600_000) for number in range(4)]
+        assert await asyncio.gather(*sends) == [0, 2, 4, 6]
+        assert [len(values) for values in broker.values()] == [2, 2, 2, 2]
+
+    asyncio.run(main())
+
+
+def test_numbered_records_travel_alone_with_their_clients_numbers() -> None:
+    async def main() -> None:
+        broker = Broker(held=False)
+        joiner = joiner_on(broker)
+        reply = await joiner.send_records("logs", 0, 7, 3, 40, batch(b"a", b"b"))
+        assert reply == ProduceReply(0)
+        (request, _) = broker.batches[0]
+        assert (request.producer_id, request.producer_epoch, request.sequence, request.flags) == (7, 3, 40, FLAG_CLIENT)
 
     asyncio.run(main())

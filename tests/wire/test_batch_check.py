@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import random
 import struct
 
@@ -7,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from quiver.errors import CorruptLogError, InvalidBatchError
-from quiver.wire.batch_check import SCHEMA_ID_V1, check_batch
+from quiver.wire.batch_check import SCHEMA_ID_V1, check_batch, plain_bytes
 from quiver.wire.records import COMPRESSIONS, SCHEMA, batch_from_lists, decode_batch, encode_batch, to_records
 from tests.wire.kit import make_batch, make_payload, metadata_end
 
@@ -165,3 +166,21 @@ def test_mutant_is_refused_or_read_or_reported_as_corrupt_and_nothing_else(compr
             assert len(records) == rows, "readers count the records as the broker did"
             outcomes["read"] += 1
     assert all(outcomes.values()), f"the mutants are too tame or too wild: {outcomes}"
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_the_room_a_message_takes_is_known_before_it_is_read(compression: str | None) -> None:
+    table = pa.record_batch({"value": [b"\x00" * 1000] * 100, "n": list(range(100))})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_batch(table)
+    reader = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    reader.read_next_message()
+    message = reader.read_next_message()
+    metadata, body = memoryview(message.metadata), memoryview(message.body)
+    assert table.nbytes <= plain_bytes(metadata, body) <= table.nbytes + 100
+    if compression:
+        assert len(body) < table.nbytes / 10
+    for length in range(0, len(metadata), 5):
+        with contextlib.suppress(InvalidBatchError):
+            plain_bytes(metadata[:length], body)
