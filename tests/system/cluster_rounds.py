@@ -4,11 +4,11 @@
     python -m tests.system.cluster_rounds --rounds 10 --seed 7
 
 Each round kills the leader of a partition, a follower, all brokers, the manager, or everything, with SIGKILL; some
-victims are killed again while they recover. The supervisor starts them again, after longer and longer pauses. Nobody
-waits for that: the next round begins when messages flow again. At the end all that was acknowledged must be there
-exactly once, in order, at dense offsets, the same for every reader, no committed position may have moved back, and no
-end that was told may have been too old. The seed decides what is sent and who dies when; what the machine makes of that
-differs from run to run.
+victims are killed again while they recover. In some rounds a leader is only paused, for longer than it may be silent.
+The supervisor starts the dead again, after longer and longer pauses. Nobody waits for that: the next round begins when
+messages flow again. At the end all that was acknowledged must be there exactly once, in order, at dense offsets, the
+same for every reader, no committed position may have moved back, and no end that was told may have been too old. The
+seed decides what is sent and who dies when; what the machine makes of that differs from run to run.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from typing import Final, NamedTuple
 
 from quiver import Admin
 from quiver.testing.history import Violation
-from tests.system.replicated_kit import BROKERS, MANAGER, ReplicatedCluster
+from tests.system.replicated_kit import BROKERS, MANAGER, ReplicatedCluster, paused
 from tests.system.workload import PARTITIONS, Load, read_everything
 
 TOPIC: Final = "rounds"
 PACE: Final = 4.0  # a hundred rounds take ten minutes or more, and all that was sent is kept in mind
 PROGRESS_PER_ROUND: Final = 30  # acknowledgements before something is killed again
 AGAIN_SHARE: Final = 0.2  # of the rounds; the victim is killed again while it recovers
-VICTIMS: Final = {"leader": 5, "follower": 4, "brokers": 2, "manager": 2, "everything": 1}  # how often
+VICTIMS: Final = {"leader": 5, "follower": 4, "brokers": 2, "manager": 2, "everything": 1, "paused": 2}  # how often
+PAUSE_S_MAX: Final = 3.0
 ALL: Final = tuple(range(1, BROKERS + 1))
 
 
@@ -55,13 +56,17 @@ def choose(cluster: ReplicatedCluster, dice: random.Random, victim: str) -> list
         wanted = [MANAGER, *ALL]
     else:
         leader = cluster.leader(TOPIC, dice.randrange(PARTITIONS))
-        wanted = [leader] if victim == "leader" else dice.sample([broker for broker in ALL if broker != leader], 1)
+        wanted = [leader] if victim != "follower" else dice.sample([broker for broker in ALL if broker != leader], 1)
     return [number for number in wanted if cluster.is_alive(cluster.pid(number))]
 
 
 def run_round(cluster: ReplicatedCluster, dice: random.Random, victim: str) -> int:
     """Returns how often something was killed."""
     chosen = choose(cluster, dice, victim)
+    if victim == "paused":
+        with paused(cluster, *chosen):
+            time.sleep(dice.uniform(0.0, PAUSE_S_MAX))
+        return 0
     cluster.kill(*chosen)
     if not chosen or dice.random() >= AGAIN_SHARE:
         return len(chosen)

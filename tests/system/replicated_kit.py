@@ -199,10 +199,12 @@ class ReplicatedCluster(Replicas):
 
 
 @contextlib.contextmanager
-def paused(cluster: ReplicatedCluster, broker: int) -> Iterator[int]:
-    """SIGSTOP: it is there and says nothing, and does not know that time passes."""
-    pid = cluster.signal(broker, signal.SIGSTOP)
+def paused(cluster: ReplicatedCluster, *brokers: int) -> Iterator[None]:
+    """SIGSTOP: they are there and say nothing, and do not know that time passes."""
     try:
-        yield pid
+        for broker in brokers:
+            cluster.signal(broker, signal.SIGSTOP)
+        yield
     finally:
-        cluster.signal(broker, signal.SIGCONT)
+        for broker in brokers:
+            cluster.signal(broker, signal.SIGCONT)
