@@ -64,7 +64,13 @@ class AppendSender:
         cached = self.cache.fit(first, bytes_max)
         if cached is not None:
             return cached
-        return max(first, min(self._log.fit(first, bytes_max), self.cache.first - 1))
+        try:
+            return max(first, min(self._log.fit(first, bytes_max), self.cache.first - 1))
+        except CorruptLogError as error:  # its index had to be made again, from frames that are damaged
+            self._on_damage(error)
+        except OSError as error:
+            logger.warning("entries_not_found uid=%s first=%d error=%r", self._uid, first, str(error))
+        return first
 
     def send_all(self, messages: list[AnyMessage]) -> bool:
         """Entries and acknowledgements go at once: a produce waits for them. True when there were entries."""
@@ -130,9 +136,8 @@ class AppendSender:
             self._put(message, found)
 
     async def _read(self, first: int, last: int) -> Sequence[Buffer] | None:
-        spans = self._log.spans_for_index(first)
-        read = partial(read_entries, self._disk, spans, first, last)
         try:
+            read = partial(read_entries, self._disk, self._log.spans_for_index(first), first, last)
             frames = await asyncio.get_running_loop().run_in_executor(self._readers, read)
         except CorruptLogError as error:
             self._on_damage(error)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from quiver.broker.frame_cache import FrameCache
 from quiver.broker.seat import Owner
 from quiver.clock import Clock
-from quiver.errors import NotLeaderError
+from quiver.errors import CorruptLogError, NotLeaderError
 from quiver.log.checkpoint import decode_checkpoint
 from quiver.log.partition_log import PartitionLog
 from quiver.raft import Extend, Install, Own, Snapshot, Truncate
@@ -17,7 +18,16 @@ logger = logging.getLogger("quiver.broker")
 
 
 class LogWork:
-    def __init__(self, uid: str, log: PartitionLog, cache: FrameCache, clock: Clock, owner: Owner) -> None:
+    def __init__(
+        self,
+        uid: str,
+        log: PartitionLog,
+        cache: FrameCache,
+        clock: Clock,
+        owner: Owner,
+        on_damage: Callable[[CorruptLogError], None],
+    ) -> None:
+        self._on_damage = on_damage
         self._uid = uid
         self._log = log
         self._cache = cache
@@ -33,7 +43,7 @@ class LogWork:
         """A truncation and an installation block, and come only when nothing is on its way to the disk."""
         if isinstance(work, Truncate):
             logger.info("truncated uid=%s first=%d end=%d", self._uid, work.index, self._log.next_index)
-            self._log.truncate_suffix(work.index)
+            self._truncate(work.index)
             self._cache.drop_from(work.index)
             lost = NotLeaderError("another leader's entry took this place", leader=leader)
             self._owner.entries_removed(work.index, lost)
@@ -48,6 +58,13 @@ class LogWork:
             self._owner.entry_appended(self.append(work.term, Entry.control(Kind.NOOP, b"")), b"")
         else:
             self._install(work.snapshot)
+
+    def _truncate(self, index: int) -> None:
+        try:
+            self._log.truncate_suffix(index)
+        except CorruptLogError as error:  # in what stays; the replica ends here, and is opened again when it is mended
+            self._on_damage(error)
+            raise self._log.stop(error) from error
 
     def _install(self, snapshot: Snapshot) -> None:
         given = decode_checkpoint(snapshot.body, "a snapshot")
