@@ -128,15 +128,8 @@ class Ledger:
                 raise Violation("9 no bad frame", detail)
 
     def _check_elected(self, node: Node, group: Group, raft: Raft) -> None:
-        """A majority has a vote for it on disk, or has gone on to a later term since."""
-        voters = []
-        for voter in raft.membership.voters:
-            other = self.nodes[broker_of(voter)]
-            partition = other.partitions.get(group.uid) if other.life else None
-            known = partition is not None and partition.raft is not None and partition.raft.raft.me == voter
-            found = durable_hard_state(other.disk, other.directory(group.uid))
-            if not known or found.term > raft.term or found == (raft.term, raft.me):
-                voters.append(voter)
+        """A majority voted for it, with votes that were on disk when they left."""
+        voters = [voter for voter in raft.membership.voters if group.votes.get((voter, raft.term)) == raft.me]
         if not raft.membership.has_majority(voters):
             detail = f"{node.name} leads term {raft.term} of {group.uid} with the votes of {[*map(_name, voters)]}"
             raise Violation("1 one leader", detail)
