@@ -84,6 +84,8 @@ def test_micro_batch_that_was_stopped_half_way_is_completed(lake: Lake, node: No
         query = start(lake.via(proxy.address).write_stream(stream, sink, checkpoint))
         try:
             wait_for(query, reached.is_set)
+            # The second piece is held; the first is on its way, and not there before the node says so.
+            wait_for(query, lambda: len(lake.stored(sink)) > 0)
             query.stop()
         finally:
             stopped.set()
