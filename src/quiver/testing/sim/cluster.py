@@ -20,8 +20,20 @@ from quiver.wire.messages import CreateTopic
 TOPIC = "logs"
 
 
+def partition_uids(plan: Plan) -> dict[tuple[str, int], str]:
+    return {(TOPIC, number): f"u{number}" for number in range(plan.partitions)}
+
+
 class Cluster:
-    def __init__(self, plan: Plan, world: World, trace: Trace, ledger: Ledger, chance: random.Random) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        world: World,
+        trace: Trace,
+        ledger: Ledger,
+        uids: dict[tuple[str, int], str],
+        chance: random.Random,
+    ) -> None:
         self.plan = plan
         self.world = world
         self.trace = trace
@@ -29,7 +41,7 @@ class Cluster:
         self.chance = chance
         self.network = Network(world, chance, plan.notices)
         self.nodes: dict[int, Node] = {}
-        self.uids = {(TOPIC, number): f"u{number}" for number in range(plan.partitions)}
+        self.uids = uids
         self.at_risk: dict[int, None] = {}  # nodes that lost something they had acknowledged, and are not whole again
         self.flipped: dict[int, None] = {}  # nodes with a flipped bit
         self._topic: CreateTopic | None = None

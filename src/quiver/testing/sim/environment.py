@@ -16,6 +16,7 @@ from unittest import mock
 
 from quiver.broker import catalog, hosting, raft_replica, server
 from quiver.broker.partition_state import PartitionState
+from quiver.log.checkpoint import Checkpoint
 from quiver.log.partition_log import PartitionLog
 from quiver.testing.sim.ledger import Ledger
 from quiver.testing.sim.node import Node
@@ -53,6 +54,14 @@ def simulated(ledger: Ledger, trace: Trace, chance: random.Random, inline_flushe
             ledger.truncating(node, log._directory, index)
         truncate(log, index)
 
+    install: Callable[[PartitionLog, Checkpoint], None] = PartitionLog.install
+
+    def watched_install(log: PartitionLog, checkpoint: Checkpoint) -> None:
+        node = _running_node()
+        if node is not None:
+            ledger.installing(node, log._directory, checkpoint.start.index)
+        install(log, checkpoint)
+
     def new_executor(*_: Any) -> Any:
         node = _running_node()
         assert node is not None
@@ -67,6 +76,7 @@ def simulated(ledger: Ledger, trace: Trace, chance: random.Random, inline_flushe
         stack.enter_context(mock.patch.object(catalog, "_new_disk_id", lambda: next(disk_ids)))
         stack.enter_context(mock.patch.object(PartitionState, "apply", watched_apply))
         stack.enter_context(mock.patch.object(PartitionLog, "truncate_suffix", watched_truncate))
+        stack.enter_context(mock.patch.object(PartitionLog, "install", watched_install))
         if not inline_flushes:
             stack.enter_context(mock.patch.object(hosting, "FlushPolicy", lambda clock: None))
         logger.addHandler(handler)

@@ -63,15 +63,15 @@ class Group:
 
 
 class Ledger:
-    def __init__(self) -> None:
-        self.groups: dict[str, Group] = {}
+    def __init__(self, uids: Sequence[str]) -> None:
+        self.groups: dict[str, Group] = {uid: Group(uid) for uid in uids}
         self.nodes: dict[int, Node] = {}
         self.sent: dict[tuple[int, int, int], tuple[list[bytes], int]] = {}  # batch -> its values and checksum
         self.found: list[Violation] = []
         self._seen: dict[tuple[int, str], tuple[Any, ...]] = {}
 
     def group(self, uid: str) -> Group:
-        return self.groups.setdefault(uid, Group(uid))
+        return self.groups[uid]
 
     # -- after every event ---------------------------------------------------------------------------------------
 
@@ -153,12 +153,14 @@ class Ledger:
             raise
 
     def _check_applied(self, node: Node, state: PartitionState, header: FrameHeader, payload: Any) -> None:
-        uid = next((uid for uid, found in node.partitions.items() if found._tail.state is state), None)
-        if uid is None:
+        found = ((uid, node.partition(uid)) for uid in self.groups)
+        uid, partition = next(((u, p) for u, p in found if p is not None and p._tail.state is state), ("", None))
+        if partition is None or partition.raft is None:
             return
         group = self.group(uid)
         if header.index == group.commit + 1:
-            self._enter(node, group, header, payload)
+            self._check_majority(partition.raft.raft, group, header)
+            self._enter(group, header, payload)
         elif header.index > group.commit:
             raise Violation("2 committed stays", f"{node.name} applies {header.index}, {group.commit} are known")
         known = group.entries[header.index - 1]
@@ -175,8 +177,7 @@ class Ledger:
             if group.images.setdefault(header.index, image) != image:
                 raise Violation("2 one state", f"{node.name} has another state after entry {header.index} of {uid}")
 
-    def _enter(self, node: Node, group: Group, header: FrameHeader, payload: Any) -> None:
-        self._check_majority(node, group, header)
+    def _enter(self, group: Group, header: FrameHeader, payload: Any) -> None:
         if header.base_offset != group.next_offset:
             detail = f"entry {header.index} of {group.uid} begins at {header.base_offset}, not {group.next_offset}"
             raise Violation("5 dense offsets", detail)
@@ -207,10 +208,8 @@ class Ledger:
             raise Violation("6 once", f"{batch} is in {group.uid} at {header.index}, {expected} is not")
         group.sequences[batch[:2]] = header.sequence + header.record_count
 
-    def _check_majority(self, node: Node, group: Group, header: FrameHeader) -> None:
-        partition = node.partitions[group.uid]
-        assert partition.raft is not None
-        for _, membership in reversed(partition.raft.raft.memberships):
+    def _check_majority(self, raft: Raft, group: Group, header: FrameHeader) -> None:
+        for _, membership in reversed(raft.memberships):
             holders = [voter for voter in membership.voters if self._holds(voter, group.uid, header)]
             if membership.has_majority(holders):
                 return
@@ -219,7 +218,7 @@ class Ledger:
 
     def _holds(self, replica: int, uid: str, header: FrameHeader) -> bool:
         node = self.nodes[broker_of(replica)]
-        partition = node.partitions.get(uid) if node.life else None
+        partition = node.partition(uid) if node.life else None
         names = node.disk.durable_names(node.directory(uid))
         if partition is None or partition.raft is None or partition.raft.raft.me != replica or not names:
             had = self.group(uid).acknowledged.get(replica, {})
@@ -237,6 +236,15 @@ class Ledger:
         found = durable_term(node.disk, directory, index)
         if found == group.entries[index - 1].header.term:
             self.found.append(Violation("2 committed stays", f"{node.name} removes {index}, which is committed"))
+
+    def installing(self, node: Node, directory: str, start: int) -> None:
+        """A log is about to be replaced by a snapshot that begins after `start`: only one that has not got that far."""
+        group = self.group(directory.rpartition("/")[2])
+        if 0 < start <= group.commit:
+            found = durable_term(node.disk, directory, start)
+            if found == group.entries[start - 1].header.term:
+                detail = f"{node.name} has entry {start} and more, and takes a snapshot of it"
+                self.found.append(Violation("2 committed stays", detail))
 
     # -- what leaves ---------------------------------------------------------------------------------------------
 
@@ -278,8 +286,8 @@ class Ledger:
 
     def _check_asked(self, node: Node, uid: str, message: Vote) -> None:
         """Who asks for votes was told by a majority that it would get them, or by the leader to ask (thesis §9.6)."""
-        partition = node.partitions[uid]
-        assert partition.raft is not None
+        partition = node.partition(uid)
+        assert partition is not None and partition.raft is not None
         would = self.group(uid).would.get((message.sender, message.term), {})
         if not message.transfer and not partition.raft.raft.membership.has_majority([message.sender, *would]):
             raise Violation("pre-vote", f"{node.name} asks for votes in term {message.term} before it asked about them")
@@ -289,8 +297,8 @@ class Ledger:
             raise Violation("8 fsync stops", f"{node.name} goes on after a failed sync: {type(message).__name__}")
 
     def _check_acknowledged(self, node: Node, uid: str, message: AppendReply) -> None:
-        partition = node.partitions[uid]
-        assert partition.raft is not None
+        partition = node.partition(uid)
+        assert partition is not None and partition.raft is not None
         raft, match = partition.raft.raft, message.match
         if match <= raft.terms.start:
             return

@@ -201,6 +201,14 @@ class Node:
         found: dict[str, Partition] = self.hosting._by_uid
         return found
 
+    def partition(self, uid: str) -> Partition | None:
+        """That one, also while it is being stopped and takes nothing in any more; None where it cannot be used."""
+        for name, topic in self.hosting.catalog.topics.items():
+            for number, found in self.hosting.partitions.get(name, {}).items():
+                if topic.partitions[number] == uid and isinstance(found, Partition):
+                    return found
+        return self.partitions.get(uid)
+
     def directory(self, uid: str) -> str:
         return f"{self.settings.data_dir}/broker-{self.id}/partitions/{uid}"
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 from quiver.testing.sim.clients import Clients, Producer
-from quiver.testing.sim.cluster import TOPIC, Cluster
+from quiver.testing.sim.cluster import TOPIC, Cluster, partition_uids
 from quiver.testing.sim.consumers import Consumer, fill_in_trimmed, read_all
 from quiver.testing.sim.environment import simulated
 from quiver.testing.sim.ledger import Ledger
@@ -40,8 +40,9 @@ class Run:
         self.plan = plan_run(self._chance("plan"))
         self.world = World()
         self.trace = Trace(self.world)
-        self.ledger = Ledger()
-        self.cluster = Cluster(self.plan, self.world, self.trace, self.ledger, self._chance("cluster"))
+        uids = partition_uids(self.plan)
+        self.ledger = Ledger([*uids.values()])
+        self.cluster = Cluster(self.plan, self.world, self.trace, self.ledger, uids, self._chance("cluster"))
         self.clients = Clients(
             self.world, self.cluster.network, self.ledger, self.cluster.uids, self._chance("clients")
         )
