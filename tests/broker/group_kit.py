@@ -10,12 +10,12 @@ from typing import Any
 from crc32c import crc32c
 from msgspec import Struct
 
-from quiver.broker.group import replica_id
 from quiver.broker.partition import Partition
 from quiver.broker.server import Broker
 from quiver.config import BrokerSettings, LogSettings, NetSettings, RaftSettings
 from quiver.errors import NotLeaderError
 from quiver.net.peers import Peers
+from quiver.replication.group import replica_id
 from quiver.testing.faulty_disk import FaultyDisk
 from quiver.types import PartitionStatus
 from quiver.wire.batch_check import SCHEMA_ID_V1

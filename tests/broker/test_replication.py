@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from quiver.broker.group import broker_of
 from quiver.config import LogSettings
 from quiver.errors import NotLeaderError
+from quiver.replication.group import broker_of
 from quiver.testing.faulty_disk import FaultyDisk
 from quiver.wire.messages import OFFSET_LATEST, ListOffset, ListOffsetReply
 from tests.broker.group_kit import UID, Group, payload_of, segment_files

@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from quiver.broker.group import broker_of, replica_id
 from quiver.errors import CorruptLogError, InvalidRequestError, TopicExistsError, UnknownTopicError
 from quiver.log.disk import Disk, write_atomically
+from quiver.replication.group import broker_of, replica_id
 
 logger = logging.getLogger("quiver.broker")
 

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from quiver.broker.catalog import Catalog, CatalogTopic
 from quiver.broker.partition import Partition
-from quiver.broker.repair import Repairer, UnrepairableError
-from quiver.broker.seat import RaftSetup, Seat
 from quiver.clock import Clock
 from quiver.config import BrokerSettings
 from quiver.errors import (
@@ -32,6 +30,8 @@ from quiver.log.flusher import FlushPolicy
 from quiver.log.partition_log import PartitionLog
 from quiver.net.peers import Peers
 from quiver.raft import AnyMessage
+from quiver.replication.repair import Repairer, UnrepairableError
+from quiver.replication.seat import RaftSetup, Seat
 from quiver.types import check_topic_name
 from quiver.wire.messages import CreateTopic
 

@@ -16,12 +16,9 @@ from typing import Any
 
 import msgspec
 
-from quiver.broker.group import describe
 from quiver.broker.log_reader import LogReader
 from quiver.broker.partition_state import POSITIONS_MAX, PartitionState, Trim
-from quiver.broker.raft_replica import RaftReplica
-from quiver.broker.seat import RaftSetup
-from quiver.broker.tail import Signal, Tail
+from quiver.broker.tail import Tail
 from quiver.clock import Clock
 from quiver.errors import (
     DiskFullError,
@@ -37,6 +34,10 @@ from quiver.log.disk import Disk
 from quiver.log.flusher import FlushPolicy
 from quiver.log.partition_log import PartitionLog
 from quiver.log.replica import SoloReplica
+from quiver.replication.group import describe
+from quiver.replication.raft_replica import RaftReplica
+from quiver.replication.seat import RaftSetup
+from quiver.replication.waiting import Signal
 from quiver.types import PartitionStatus
 from quiver.wire.frame import FLAG_UNSEQUENCED, Entry, FrameHeader, Kind
 from quiver.wire.messages import Position, ProduceReply

@@ -16,7 +16,6 @@ import msgspec
 from crc32c import crc32c
 from msgspec import Struct
 
-from quiver.broker.group import broker_of
 from quiver.broker.hosting import Hosting, Unusable
 from quiver.broker.partition import Partition
 from quiver.broker.partition_state import OFFSET_UNKNOWN
@@ -33,6 +32,7 @@ from quiver.errors import (
 from quiver.log.disk import Disk, SystemDisk
 from quiver.net.peers import Peers
 from quiver.net.server import Flow, Reply, Server
+from quiver.replication.group import broker_of
 from quiver.types import NodeInfo, PartitionInfo, PartitionStatus, TopicInfo, check_topic_name
 from quiver.wire.batch_check import check_batch
 from quiver.wire.frame import FLAG_CLIENT, Entry, Kind

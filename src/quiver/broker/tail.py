@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from quiver.broker.partition_state import PartitionState
 from quiver.errors import ConflictError
+from quiver.replication.waiting import Waiter, refuse, settle
 from quiver.wire.frame import FrameHeader, Kind
 from quiver.wire.messages import Position
-
-Waiter = tuple[asyncio.Future[Any], Any]  # who waits, and the reply
 
 
 class TailEntry(NamedTuple):
@@ -77,43 +76,3 @@ class Tail:
     def _conflict(self, position: Position) -> ConflictError:
         current = self.state.positions.get(position.consumer)
         return ConflictError(f"the position is {current}, not {position.expected}", current=current)
-
-
-def settle(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def refuse(waiters: list[Waiter], error: Exception) -> None:
-    for future, _ in waiters:
-        if not future.done():
-            future.set_exception(error)
-
-
-class Signal:
-    """Wakes everyone who waits for the next commit."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[bool], None] = {}  # woken in the order in which they came
-
-    async def wait(self, timeout_s: float) -> bool:
-        """False when it did not come in time."""
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(timeout_s, settle, waiter, False)
-        self._waiting[waiter] = None
-        try:
-            return await waiter
-        finally:
-            timer.cancel()
-            self._waiting.pop(waiter, None)
-
-    def give(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for waiter in waiting:
-            settle(waiter, True)
-
-    def end(self, error: Exception) -> None:
-        for waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_exception(error)

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from quiver.broker import catalog
-from quiver.broker.admission import Admission
-from quiver.broker.group import broker_of
-from quiver.broker.raft_replica import RaftReplica
 from quiver.log.slots import HardStateFile
 from quiver.raft import Install, Membership, Raft, TermRuns, Truncate
 from quiver.raft.leader import Leader
+from quiver.replication.admission import Admission
+from quiver.replication.group import broker_of
+from quiver.replication.raft_replica import RaftReplica
 from quiver.testing.plants.registry import Patch, plant
 
 # -- elections -------------------------------------------------------------------------------------------------------

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from quiver.broker import group
 from quiver.broker.partition import Partition
 from quiver.broker.partition_state import PartitionState
-from quiver.broker.raft_replica import RaftReplica
 from quiver.log import recovery, segment
 from quiver.log.flush import FlushJob
 from quiver.log.partition_log import PartitionLog
 from quiver.raft import Membership
 from quiver.raft.leader import Leader
+from quiver.replication import group
+from quiver.replication.raft_replica import RaftReplica
 from quiver.testing.plants.registry import Patch, plant
 from quiver.wire.frame import HEADER_BYTES, FrameHeader, FrameTruncatedError, decode_header
 from quiver.wire.messages import ProduceReply

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from quiver.broker.group import replica_id
 from quiver.broker.partition import Partition
 from quiver.errors import CorruptLogError, LogFailedError
 from quiver.raft import Raft
+from quiver.replication.group import replica_id
 from quiver.testing.sim.ledger import Ledger
 from quiver.testing.sim.network import Network
 from quiver.testing.sim.node import Node

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from quiver.broker import catalog, hosting, raft_replica, server
+from quiver.broker import catalog, hosting, server
 from quiver.broker.partition_state import PartitionState
 from quiver.log.checkpoint import Checkpoint
 from quiver.log.partition_log import PartitionLog
+from quiver.replication import raft_replica
 from quiver.testing.sim.ledger import Ledger
 from quiver.testing.sim.node import Node
 from quiver.testing.sim.trace import LogHandler, Trace

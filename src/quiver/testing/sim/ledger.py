@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from quiver.broker.frame_cache import Buffer
-from quiver.broker.group import broker_of, decode_membership
 from quiver.broker.partition import Partition
 from quiver.broker.partition_state import PartitionState
 from quiver.raft import Membership, Raft
 from quiver.raft.messages import AnyMessage, Append, AppendReply, Vote, VoteReply
+from quiver.replication.frame_cache import Buffer
+from quiver.replication.group import broker_of, decode_membership
 from quiver.testing.sim.disk import durable_hard_state, durable_term
 from quiver.testing.sim.node import Node
 from quiver.testing.sim.world import Violation

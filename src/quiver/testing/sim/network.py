@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quiver.broker.frame_cache import Buffer
 from quiver.raft.messages import AnyMessage, encode_message
+from quiver.replication.frame_cache import Buffer
 from quiver.testing.sim.world import World
 
 if TYPE_CHECKING:

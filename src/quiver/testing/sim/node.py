@@ -9,12 +9,12 @@ import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from quiver.broker.frame_cache import Buffer
 from quiver.broker.partition import Partition
 from quiver.broker.server import Broker
 from quiver.config import BrokerSettings
 from quiver.errors import DiskFullError, QuiverError
 from quiver.raft.messages import AnyMessage, decode_message
+from quiver.replication.frame_cache import Buffer
 from quiver.testing.faulty_disk import FaultyDisk
 from quiver.testing.sim.disk import LifeDisk
 from quiver.testing.sim.executor import SimulatedExecutor

@@ -16,12 +16,6 @@ from concurrent.futures import Executor, Future
 
 import msgspec
 
-from quiver.broker.admission import Admission
-from quiver.broker.append_sender import AppendSender, with_entries
-from quiver.broker.group import LogView, broker_of, encode, summarise
-from quiver.broker.log_work import LogWork
-from quiver.broker.seat import Owner, RaftSetup
-from quiver.broker.tail import refuse, settle
 from quiver.clock import Clock
 from quiver.errors import CorruptLogError, DiskFullError, LogFailedError, NotLeaderError
 from quiver.log.checkpoint import Checkpoint
@@ -31,9 +25,15 @@ from quiver.log.partition_log import PartitionLog
 from quiver.log.slots import HardStateFile
 from quiver.raft import AnyMessage, Append, Install, Membership, Raft, Ready, Snapshot, Truncate
 from quiver.raft.messages import Join, Repair
+from quiver.replication.admission import Admission
+from quiver.replication.append_sender import AppendSender, with_entries
+from quiver.replication.group import LogView, broker_of, encode, summarise
+from quiver.replication.log_work import LogWork
+from quiver.replication.seat import Owner, RaftSetup
+from quiver.replication.waiting import refuse, settle
 from quiver.wire.frame import Entry, FrameError, FrameHeader, Kind
 
-logger = logging.getLogger("quiver.broker")
+logger = logging.getLogger("quiver.replication")
 
 # A replica whose disk was full does not stand for election for so long.
 _FULL_S = 5.0

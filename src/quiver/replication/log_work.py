@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from quiver.broker.frame_cache import FrameCache
-from quiver.broker.seat import Owner
 from quiver.clock import Clock
 from quiver.errors import CorruptLogError, NotLeaderError
 from quiver.log.checkpoint import decode_checkpoint
 from quiver.log.partition_log import PartitionLog
 from quiver.raft import Extend, Install, Own, Snapshot, Truncate
+from quiver.replication.frame_cache import FrameCache
+from quiver.replication.seat import Owner
 from quiver.wire.frame import Entry, FrameHeader, Kind
 
-logger = logging.getLogger("quiver.broker")
+logger = logging.getLogger("quiver.replication")
 
 
 class LogWork:

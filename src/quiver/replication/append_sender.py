@@ -15,8 +15,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from quiver.broker.frame_cache import Buffer, FrameCache
-from quiver.broker.group import broker_of, decode_membership
 from quiver.errors import CorruptLogError
 from quiver.log.checkpoint import LogStart, encode_checkpoint
 from quiver.log.disk import Disk
@@ -24,9 +22,11 @@ from quiver.log.partition_log import PartitionLog
 from quiver.log.segment import read_entries
 from quiver.raft import AnyMessage, Append, Snapshot
 from quiver.raft.messages import AppendReply, Repair, RepairReply
+from quiver.replication.frame_cache import Buffer, FrameCache
+from quiver.replication.group import broker_of, decode_membership
 from quiver.wire.frame import FrameHeader, Kind, walk_frames
 
-logger = logging.getLogger("quiver.broker")
+logger = logging.getLogger("quiver.replication")
 
 
 class Transport(Protocol):

@@ -15,16 +15,16 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final, NamedTuple
 
-from quiver.broker.append_sender import Transport
-from quiver.broker.group import broker_of
 from quiver.errors import CorruptLogError
 from quiver.log.disk import Disk
 from quiver.log.segment import SUFFIX, scan_frames
 from quiver.raft import AnyMessage
 from quiver.raft.messages import Repair, RepairReply
+from quiver.replication.append_sender import Transport
+from quiver.replication.group import broker_of
 from quiver.wire.frame import FrameError, FrameTruncatedError, decode_frame, decode_header
 
-logger = logging.getLogger("quiver.broker")
+logger = logging.getLogger("quiver.replication")
 
 _ASK_S: Final = 0.5
 # A reply that fits: what follows it in the file is a frame again, or the end.

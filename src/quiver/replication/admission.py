@@ -6,8 +6,8 @@ votes: it will never answer again, and counting it would make the majority large
 
 from __future__ import annotations
 
-from quiver.broker.group import broker_of
 from quiver.raft import Membership, Raft
+from quiver.replication.group import broker_of
 
 
 class Admission:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from quiver.broker.append_sender import Transport
 from quiver.config import RaftSettings
 from quiver.errors import CorruptLogError
 from quiver.log.checkpoint import Checkpoint
+from quiver.replication.append_sender import Transport
 from quiver.wire.frame import FrameHeader
 
 

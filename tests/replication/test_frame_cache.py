@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.broker import frame_cache
-from quiver.broker.frame_cache import FrameCache
+from quiver.replication import frame_cache
+from quiver.replication.frame_cache import FrameCache
 
 
 def frame(index: int, size: int = 10) -> list[bytes | bytearray | memoryview]:
