@@ -381,9 +381,8 @@ class Partition:
         """Writes the committed state beside the log, then removes what it makes unnecessary."""
         try:
             image = self._state.image()
-            if self.raft is not None:
-                image = self.raft.completed(image, self._state.trim_index)
-            job = self._log.begin_checkpoint(image)
+            done = image if self.raft is None else self.raft.completed(image, self._state.trim_index)
+            job = self._log.begin_checkpoint(done)
             await asyncio.get_running_loop().run_in_executor(self._writers, job.run)
             self._log.finish_checkpoint(job)
             self._trim()
