@@ -34,6 +34,7 @@ class LogSettings:
 
     segment_bytes_max: int = 64 * MIB  # a new segment begins before the frame that would pass this
     segment_age_ms_max: int = 24 * 3600 * 1000  # ... or when the active segment is this old
+    room_bytes_max: int = 8 * MIB  # a file that grows is made longer ahead, by its own length up to so much; 0: never
     index_interval_bytes: int = 16 * 1024  # one sparse index entry for so many bytes of log
     checkpoint_bytes: int = 16 * MIB  # recovery scans at most about this much of a log
     retention_ms: int | None = 7 * 24 * 3600 * 1000  # None keeps for ever

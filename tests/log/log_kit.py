@@ -24,9 +24,17 @@ from quiver.wire.frame import Entry, FrameHeader, Kind, walk_frames
 
 DIRECTORY = "data/partition"
 # Small enough that a few entries make several segments, and a segment several index entries.
+# Files are as long as their content: many tests take them apart.
 SETTINGS = LogSettings(
-    segment_bytes_max=700, index_interval_bytes=200, checkpoint_bytes=1000, retention_ms=None, retention_bytes=None
+    segment_bytes_max=700,
+    room_bytes_max=0,
+    index_interval_bytes=200,
+    checkpoint_bytes=1000,
+    retention_ms=None,
+    retention_bytes=None,
 )
+# Files are made longer ahead.
+ROOMY = dataclasses.replace(SETTINGS, room_bytes_max=300)
 
 
 class Stored(NamedTuple):

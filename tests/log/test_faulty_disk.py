@@ -5,7 +5,8 @@ import errno
 import pytest
 
 from quiver.log.disk import File, write_atomically
-from quiver.testing.faulty_disk import SECTOR_BYTES, FaultyDisk, SimulatedCrash
+from quiver.testing.faulty_disk import FaultyDisk, SimulatedCrash
+from quiver.testing.medium import SECTOR_BYTES
 
 SEEDS = range(60)
 
@@ -272,3 +273,19 @@ def test_flipped_bit_stays_flipped_after_a_crash() -> None:
     assert read(disk, "d/f") == b"\0\x40\0"
     disk.crash()
     assert read(disk, "d/f") == b"\0\x40\0"
+
+
+def test_allocated_bytes_are_zeros_and_take_space() -> None:
+    disk = FaultyDisk(0, capacity_bytes=1000)
+    disk.make_directory("d")
+    file = disk.open("d/f", create=True)
+    file.pwrite([b"abc"], 0)
+    file.allocate(600)
+    assert file.pread(1000, 0) == b"abc" + bytes(597)
+    file.allocate(10)
+    assert file.size() == 600
+    with pytest.raises(OSError) as full:
+        file.allocate(1001)
+    assert full.value.errno == errno.ENOSPC
+    file.pwrite([b"x" * 300], 300)
+    assert file.size() == 600

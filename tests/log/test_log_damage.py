@@ -16,6 +16,8 @@ from quiver.testing.faulty_disk import FaultyDisk
 from quiver.types import HardState
 from tests.log.log_kit import (
     DIRECTORY,
+    ROOMY,
+    SETTINGS,
     Driver,
     Stored,
     check_contents,
@@ -31,8 +33,10 @@ from tests.log.log_kit import (
 Files = dict[str, bytes]
 
 
-def make(*, checkpoint: int = 0, trimmed: bool = False, truncated: bool = False) -> tuple[Files, list[Stored]]:
-    driver = Driver(FaultyDisk(0))
+def make(
+    *, checkpoint: int = 0, trimmed: bool = False, truncated: bool = False, roomy: bool = False
+) -> tuple[Files, list[Stored]]:
+    driver = Driver(FaultyDisk(0), ROOMY if roomy else SETTINGS)
     driver.open()
     HardStateFile(driver.disk, DIRECTORY).write(HardState(3, 2))
     driver.entries = fill(driver.live, 13)
@@ -54,6 +58,7 @@ STATES: dict[str, dict[str, Any]] = {
     "check-pointed": {"checkpoint": 12},
     "trimmed": {"checkpoint": 11, "trimmed": True},
     "truncated": {"truncated": True},
+    "roomy": {"roomy": True, "checkpoint": 12},
 }
 
 

@@ -9,13 +9,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quiver.log.flush import CheckpointJob, FlushJob
 from quiver.testing.faulty_disk import FaultyDisk
 from quiver.wire.frame import Kind, walk_frames
-from tests.log.log_kit import SETTINGS, Driver, Stored, control, data
+from tests.log.log_kit import ROOMY, SETTINGS, Driver, Stored, control, data
 
 
 class LogMachine(RuleBasedStateMachine):
-    @initialize(seed=st.integers(0, 2**32 - 1))
-    def start(self, seed: int) -> None:
-        self.driver = Driver(FaultyDisk(seed))
+    @initialize(seed=st.integers(0, 2**32 - 1), roomy=st.booleans())
+    def start(self, seed: int, roomy: bool) -> None:
+        self.driver = Driver(FaultyDisk(seed), ROOMY if roomy else SETTINGS)
         self.driver.open()
         self.job: FlushJob | None = None
         self.checkpoint_job: CheckpointJob | None = None

@@ -12,9 +12,16 @@ import pytest
 
 from quiver.config import LogSettings
 from quiver.testing.faulty_disk import FaultyDisk, SimulatedCrash
-from tests.log.log_kit import SETTINGS, Driver, control, data, until_stopped
+from tests.log.log_kit import ROOMY, SETTINGS, Driver, control, data, until_stopped
 
 ONE_SEGMENT = dataclasses.replace(SETTINGS, segment_bytes_max=100_000)
+ONE_ROOMY_SEGMENT = dataclasses.replace(ROOMY, segment_bytes_max=100_000)
+ALL_SETTINGS = {
+    "segments": SETTINGS,
+    "one segment": ONE_SEGMENT,
+    "roomy segments": ROOMY,
+    "one roomy segment": ONE_ROOMY_SEGMENT,
+}
 
 
 def append_some(driver: Driver, number: int) -> None:
@@ -51,7 +58,9 @@ def live(driver: Driver, generations: int, faults: bool) -> None:
     for generation in range(generations):
         driver.disk.stop_at(chance.randint(1, 80))
         if faults and chance.random() < 0.4:
-            driver.disk.fail(chance.choice(("datasync", "pwrite", "sync_directory")), errno.EIO, chance.randint(1, 9))
+            driver.disk.fail(
+                chance.choice(("datasync", "pwrite", "allocate", "sync_directory")), errno.EIO, chance.randint(1, 9)
+            )
         with until_stopped():
             driver.open()  # recovery may be stopped too
             for number in range(40):
@@ -63,7 +72,7 @@ def live(driver: Driver, generations: int, faults: bool) -> None:
     driver.open()
 
 
-@pytest.mark.parametrize("settings", [SETTINGS, ONE_SEGMENT], ids=["segments", "one segment"])
+@pytest.mark.parametrize("settings", ALL_SETTINGS.values(), ids=ALL_SETTINGS.keys())
 @pytest.mark.parametrize("block", range(3))
 def test_everything_acknowledged_survives_power_cuts_and_kills(settings: LogSettings, block: int) -> None:
     for seed in range(block * 20, block * 20 + 20):
@@ -76,7 +85,7 @@ def test_everything_acknowledged_survives_failing_syncs_and_writes_too(block: in
     # What a failed sync left in the page cache is seen by the next process, and by its readers: it must stay.
     for seed in range(1000 + block * 20, 1000 + block * 20 + 20):
         with seed_named(seed):
-            live(Driver(FaultyDisk(seed)), generations=6, faults=True)
+            live(Driver(FaultyDisk(seed), ROOMY if seed % 2 else SETTINGS), generations=6, faults=True)
 
 
 @contextlib.contextmanager
@@ -117,7 +126,7 @@ def scripted(driver: Driver) -> None:
 
 @functools.cache
 def operations_of_script() -> int:
-    driver = Driver(FaultyDisk(0))
+    driver = Driver(FaultyDisk(0), ROOMY)
     scripted(driver)
     assert driver.live.first_index > 1
     return driver.disk.operations
@@ -128,7 +137,7 @@ def operations_of_script() -> int:
 def test_script_may_be_stopped_at_every_operation(end: str, part: int) -> None:
     for nth in range(1 + part, operations_of_script() + 1, 4):
         for seed in range(1 if end == "kill" else 4):
-            driver = Driver(FaultyDisk(seed))
+            driver = Driver(FaultyDisk(seed), ROOMY)
             driver.disk.stop_at(nth)
             with pytest.raises(SimulatedCrash):
                 scripted(driver)
@@ -147,7 +156,7 @@ def test_script_may_be_stopped_at_every_operation(end: str, part: int) -> None:
 def test_recovery_may_be_stopped_at_every_operation() -> None:
     for nth in range(1, operations_of_script(), 5):
         for stop in range(1, 9):
-            driver = Driver(FaultyDisk(nth))
+            driver = Driver(FaultyDisk(nth), ROOMY)
             driver.disk.stop_at(nth)
             with contextlib.suppress(SimulatedCrash):
                 scripted(driver)

@@ -30,6 +30,10 @@ class File(Protocol):
 
     def truncate(self, length: int) -> None: ...
 
+    def allocate(self, length: int) -> None:
+        """Makes the file at least so long, with zeros on space that is its own. Raises OSError when there is none."""
+        ...
+
     def datasync(self) -> None:
         """Returns when all written bytes, and the length, are on the medium."""
         ...
@@ -101,6 +105,9 @@ class SystemFile:
 
     def truncate(self, length: int) -> None:
         os.ftruncate(self._fd, length)
+
+    def allocate(self, length: int) -> None:
+        os.posix_fallocate(self._fd, 0, length)
 
     def datasync(self) -> None:
         os.fdatasync(self._fd)

@@ -12,11 +12,14 @@ import os
 from typing import NamedTuple
 
 from quiver.log.checkpoint import Checkpoint, encode_checkpoint
-from quiver.log.disk import Buffer, Disk, write_atomically
+from quiver.log.disk import Buffer, Disk, File, write_atomically
 from quiver.log.segment import Segment, index_path
 from quiver.log.slots import TwoSlots
 
 _FULL_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT))
+# A file system that cannot give room ahead takes the bytes without.
+_NO_ROOM_ERRNOS = _FULL_ERRNOS | {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+_ROOM_BYTES_MIN = 64 * 1024
 
 
 class SpaceError(Exception):
@@ -48,6 +51,7 @@ class FlushJob:
     writes: list[SegmentWrite]
     start: LogEnd
     end: LogEnd
+    room_bytes_max: int
 
     @property
     def only_appends(self) -> bool:
@@ -66,7 +70,10 @@ class FlushJob:
                 if write.segment.file is None:
                     created.append(write.segment)
                     write.segment.file = self.disk.open(write.segment.path, create=True)
+                self._make_room(write, write.segment.file)
                 write.segment.file.pwrite(write.buffers, write.position)
+                if write.sealed_index is not None:
+                    write.segment.file.truncate(write.end())
                 write.segment.file.datasync()
                 if write.segment in created:
                     self.disk.sync_directory(self.directory)
@@ -79,6 +86,22 @@ class FlushJob:
                 raise
             self._undo(created)
             raise SpaceError(os.strerror(error.errno or errno.ENOSPC)) from error
+
+    def _make_room(self, write: SegmentWrite, file: File) -> None:
+        """Makes the file longer than its content now and then: a sync that stores no new length is a third quicker.
+
+        Not for the first bytes: most logs of a large cluster hardly get any.
+        """
+        segment, room_bytes = write.segment, min(max(write.position, _ROOM_BYTES_MIN), self.room_bytes_max)
+        if write.position == 0 or write.sealed_index is not None or room_bytes == 0 or write.end() <= segment.room_end:
+            return
+        try:
+            file.allocate(write.end() + room_bytes)
+            segment.room_end = write.end() + room_bytes
+        except OSError as error:
+            if error.errno not in _NO_ROOM_ERRNOS:
+                raise
+            file.truncate(write.position)  # what it got of it may be needed for the bytes themselves
 
     def _write_index(self, write: SegmentWrite) -> None:
         # Rebuildable and checksummed, so it needs no sync of its own.
@@ -100,8 +123,7 @@ class FlushJob:
         self.disk.sync_directory(self.directory)
         for write in self.writes:
             if write.segment not in created and write.segment.file is not None:
-                write.segment.file.truncate(write.position)
-                write.segment.file.datasync()
+                write.segment.cut_file(write.position)
 
 
 @dataclasses.dataclass(slots=True)

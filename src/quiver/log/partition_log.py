@@ -155,8 +155,9 @@ class PartitionLog:
         """All that is appended and not yet flushed, as one job; None when there is nothing or a job is under way."""
         if self._job is not None or not self._pending or self.failure is not None:
             return None
-        end = self._end()
-        self._job = FlushJob(self._disk, self._directory, self._mark, self._pending, self._pending_start, end)
+        writes, start, end = self._pending, self._pending_start, self._end()
+        room_bytes_max = self._settings.room_bytes_max
+        self._job = FlushJob(self._disk, self._directory, self._mark, writes, start, end, room_bytes_max)
         self._pending, self._pending_start = [], end
         return self._job
 
@@ -313,8 +314,7 @@ class PartitionLog:
             self._disk.remove(index_path(segment.path))
             self._disk.sync_directory(self._directory)
         segment.file = self._disk.open(segment.path)
-        segment.file.truncate(position)
-        segment.file.datasync()
+        segment.cut_file(position)
 
     def _term_before(self, segment: Segment) -> int:
         for _, header, _ in self.scan(segment.first_index - 1):

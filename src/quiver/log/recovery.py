@@ -87,14 +87,40 @@ def _checkpoint(disk: Disk, directory: str, firsts: list[int]) -> Checkpoint:
 
 
 def _open_sealed(disk: Disk, path: str, first_index: int, settings: LogSettings) -> Segment:
-    size_bytes = disk.open(path).size()
+    file = disk.open(path)
+    size_bytes = file.size()
     found = read_index(disk, path, settings.index_interval_bytes)
     if found is None or found.covered_bytes != size_bytes:
+        size_bytes = _without_room(file, path, size_bytes)
         found = rebuild_index(disk, path, size_bytes, settings.index_interval_bytes)
     segment = Segment(path, first_index, found.base_offset, None)  # the index is read again when a reader needs it
     segment.next_index, segment.next_offset = found.next_index, found.next_offset
     segment.size_bytes = segment.synced_bytes = size_bytes
     return segment
+
+
+def _without_room(file: File, path: str, size_bytes: int) -> int:
+    """Where the frames end. Cuts off room that a power cut brought back when the segment was sealed."""
+    end = 0
+    try:
+        for at, header, _ in scan_frames(file, path, 0, size_bytes):
+            end = at + header.frame_length
+    except CorruptLogError:
+        if _end_of_bytes(file, end, size_bytes) > end:
+            raise
+        file.truncate(end)
+        file.datasync()
+    return end
+
+
+def _end_of_bytes(file: File, position: int, end: int) -> int:
+    """After the last byte that is not zero; `position` when there is none behind it."""
+    while end > position:
+        start = max(position, end - _COPY_BYTES)
+        if found := file.pread(end - start, start).rstrip(b"\0"):
+            return start + len(found)
+        end = start
+    return position
 
 
 def _open_last(
@@ -132,6 +158,7 @@ def _open_last(
     segment.size_bytes = start
     last_term: int | None = None
     unsynced_at: int | None = None
+    cut_bytes = 0
     try:
         for at, header, _ in scan_frames(file, path, start, size_bytes):
             if header.index != segment.next_index or header.base_offset != segment.next_offset:
@@ -146,6 +173,7 @@ def _open_last(
         if found is not None and found.covered_bytes > segment.size_bytes:
             disk.remove(index_path(path))  # it covers bytes that are cut now
             disk.sync_directory(os.path.dirname(path))
+        cut_bytes = _end_of_bytes(file, segment.size_bytes, size_bytes) - segment.size_bytes
         file.truncate(segment.size_bytes)
     if segment.next_index < synced_index:
         reason = f"the log ends before entry {segment.next_index}, but entries up to {synced_index - 1} were stored"
@@ -153,7 +181,7 @@ def _open_last(
     segment.synced_bytes = segment.size_bytes
     if unsynced_at is not None:
         _write_again(file, unsynced_at, segment.size_bytes)
-    return segment, last_term, size_bytes - segment.size_bytes
+    return segment, last_term, cut_bytes
 
 
 def _write_again(file: File, position: int, end: int) -> None:

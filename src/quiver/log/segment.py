@@ -1,7 +1,7 @@
 """One segment: a file of frames, `<first index>.seg`, with its sparse index `<first index>.idx`.
 
 Rule: frames are only ever added at the end. `size_bytes` counts what was appended, `synced_bytes` what is on disk;
-readers never look past the latter.
+readers never look past the latter. The file of the active segment may be longer: zeros, room for what comes.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Segment:
         "next_offset",
         "opened_at_s",
         "path",
+        "room_end",
         "size_bytes",
         "synced_bytes",
     )
@@ -67,6 +68,7 @@ class Segment:
         self.synced_bytes = 0
         self.opened_at_s: float | None = None  # when its first frame was appended by this process
         self.file: File | None = None  # held by the active segment only
+        self.room_end = 0  # the length of its file where that was made longer than its content
         self._index = index
 
     @property
@@ -90,6 +92,12 @@ class Segment:
         self.size_bytes += header.frame_length
         self.next_index = header.index + 1
         self.next_offset = header.next_offset
+
+    def cut_file(self, length: int) -> None:
+        assert self.file is not None
+        self.file.truncate(length)
+        self.file.datasync()
+        self.room_end = length
 
     def encode_index(self) -> bytes:
         return self.index.encode(self.size_bytes, self.next_index, self.next_offset, self.base_offset)

@@ -19,144 +19,14 @@ import dataclasses
 import errno
 import os
 import random
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
 
 from quiver.log.disk import Buffer, File
-
-SECTOR_BYTES: Final = 512
+from quiver.testing.medium import SECTOR_BYTES, Directory, Inode, Resize, Write
 
 
 class SimulatedCrash(Exception):
     """The machine stopped here. Every operation raises it until `crash()` or `kill()` is called."""
-
-
-class _Write(NamedTuple):
-    position: int
-    data: bytes
-
-
-class _Resize(NamedTuple):
-    length: int
-
-
-def _apply(image: bytearray, change: _Write | _Resize) -> None:
-    end = change.length if isinstance(change, _Resize) else change.position + len(change.data)
-    if len(image) < end:
-        image.extend(bytes(end - len(image)))  # what was never written reads as zeros
-    if isinstance(change, _Resize):
-        del image[end:]
-    else:
-        image[change.position : end] = change.data
-
-
-class _Inode:
-    """`changed_from` and the frame lists belong to whoever watches the medium: what he found, and up to where that
-    still holds."""
-
-    __slots__ = ("cache", "changed_from", "frame_ends", "frame_terms", "medium", "unsynced")
-
-    def __init__(self) -> None:
-        self.cache = bytearray()
-        self.medium = bytearray()
-        self.unsynced: list[_Write | _Resize] = []
-        self.changed_from = 0
-        self.frame_ends: list[int] = []
-        self.frame_terms: list[int] = []
-
-    def _note(self) -> None:
-        for change in self.unsynced:
-            at = change.length if isinstance(change, _Resize) else change.position
-            self.changed_from = min(self.changed_from, at)
-
-    def change(self, change: _Write | _Resize) -> None:
-        if isinstance(change, _Resize) or change.data:
-            _apply(self.cache, change)
-            self.unsynced.append(change)
-
-    def used_bytes(self) -> int:
-        return len(self.cache)
-
-    def sync(self) -> None:
-        self._note()
-        for change in self.unsynced:
-            _apply(self.medium, change)
-        self.unsynced = []
-
-    def settle(self, chance: random.Random) -> None:
-        """Lets chance decide how much of what is unsynced reached the medium."""
-        self._note()
-        lengths_kept = _first_part(chance, len(self.unsynced))
-        length = len(self.medium)
-        for number, change in enumerate(self.unsynced):
-            kept = number < lengths_kept
-            if isinstance(change, _Write):
-                for part in _surviving_parts(chance, change):
-                    _apply(self.medium, part)
-                if kept:
-                    length = max(length, change.position + len(change.data))
-            elif kept:
-                length = change.length
-                _apply(self.medium, change)
-        _apply(self.medium, _Resize(length))
-        self.unsynced = []
-
-
-def _first_part(chance: random.Random, count: int) -> int:
-    """How many of so many steps happened; none and all are as likely as something between."""
-    return chance.choice((0, count, chance.randint(0, count)))
-
-
-def _surviving_parts(chance: random.Random, write: _Write) -> Iterator[_Write]:
-    fate = chance.choice(("survives", "vanishes", "torn"))
-    if fate == "survives":
-        yield write
-    elif fate == "torn":
-        start, end = write.position, write.position + len(write.data)
-        for sector in range(start // SECTOR_BYTES, (end + SECTOR_BYTES - 1) // SECTOR_BYTES):
-            first, last = max(start, sector * SECTOR_BYTES), min(end, (sector + 1) * SECTOR_BYTES)
-            if chance.random() < 0.5:
-                yield _Write(first, write.data[first - start : last - start])
-
-
-class _Directory:
-    __slots__ = ("medium", "now", "unsynced")
-
-    def __init__(self) -> None:
-        self.now: dict[str, _Inode | _Directory] = {}
-        self.medium: dict[str, _Inode | _Directory] = {}
-        self.unsynced: list[dict[str, _Inode | _Directory | None]] = []
-
-    def change(self, names: dict[str, _Inode | _Directory | None]) -> None:
-        """One operation that happens as a whole: these names now mean this, None removes them."""
-        _rename(self.now, names)
-        self.unsynced.append(names)
-
-    def sync(self) -> None:
-        for names in self.unsynced:
-            _rename(self.medium, names)
-        self.unsynced = []
-
-    def settle(self, chance: random.Random) -> None:
-        """A power cut: what is left is what the medium has."""
-        del self.unsynced[_first_part(chance, len(self.unsynced)) :]
-        self.sync()
-        self.now = dict(self.medium)
-        for item in self.now.values():
-            item.settle(chance)
-            if isinstance(item, _Inode):
-                item.cache = bytearray(item.medium)
-
-    def used_bytes(self) -> int:
-        return sum(item.used_bytes() for item in self.now.values())
-
-
-def _rename(names: dict[str, _Inode | _Directory], changes: dict[str, _Inode | _Directory | None]) -> None:
-    for name, item in changes.items():
-        if item is None:
-            names.pop(name, None)
-        else:
-            names[name] = item
 
 
 @dataclasses.dataclass(slots=True)
@@ -170,7 +40,7 @@ class _Fault:
 class FaultyFile:
     __slots__ = ("_disk", "_generation", "_inode", "_path")
 
-    def __init__(self, disk: FaultyDisk, path: str, inode: _Inode) -> None:
+    def __init__(self, disk: FaultyDisk, path: str, inode: Inode) -> None:
         self._disk = disk
         self._path = path
         self._inode = inode
@@ -194,15 +64,15 @@ class FaultyFile:
         except (OSError, SimulatedCrash):
             # Interrupted between two sectors, if not before the first.
             end = position + self._disk.chance.randint(0, len(data))
-            self._inode.change(_Write(position, data[: max(0, end - end % SECTOR_BYTES - position)]))
+            self._inode.change(Write(position, data[: max(0, end - end % SECTOR_BYTES - position)]))
             raise
         room_bytes = self._disk.room_bytes()
         if room_bytes is not None and position + len(data) > len(self._inode.cache) + room_bytes:
             # A filling disk first writes what fits.
             fits = max(0, len(self._inode.cache) + room_bytes - position)
-            self._inode.change(_Write(position, data[:fits]))
+            self._inode.change(Write(position, data[:fits]))
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
-        self._inode.change(_Write(position, data))
+        self._inode.change(Write(position, data))
         return len(data)
 
     def size(self) -> int:
@@ -212,7 +82,16 @@ class FaultyFile:
     def truncate(self, length: int) -> None:
         self._check_alive()
         self._disk.step("truncate", self._path)
-        self._inode.change(_Resize(length))
+        self._inode.change(Resize(length))
+
+    def allocate(self, length: int) -> None:
+        self._check_alive()
+        self._disk.step("allocate", self._path)
+        more_bytes, room_bytes = length - len(self._inode.cache), self._disk.room_bytes()
+        if room_bytes is not None and more_bytes > room_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+        if more_bytes > 0:
+            self._inode.change(Resize(length))
 
     def datasync(self) -> None:
         self._check_alive()
@@ -220,7 +99,7 @@ class FaultyFile:
             self._disk.step("datasync", self._path)
         except OSError:
             self._inode.settle(self._disk.chance)
-            self._inode.unsynced = [_Resize(len(self._inode.cache))]  # lengths are in the journal, pages are lost
+            self._inode.unsynced = [Resize(len(self._inode.cache))]  # lengths are in the journal, pages are lost
             raise
         self._inode.sync()
 
@@ -234,7 +113,7 @@ class FaultyDisk:
         self.operations = 0  # changes and syncs so far
         self.flips = 0
         self.met: list[tuple[str, str]] = []  # (operation, path) of the ordered failures that happened
-        self._root = _Directory()
+        self._root = Directory()
         self._faults: list[_Fault] = []
         self._stop_at: int | None = None
 
@@ -302,7 +181,7 @@ class FaultyDisk:
         directory, name = self._parent(path)
         if name not in directory.now and create:
             self.step("open", path)
-            directory.change({name: _Inode()})
+            directory.change({name: Inode()})
         else:
             self.check_running()
             self.meet_fault("open", path)
@@ -319,10 +198,10 @@ class FaultyDisk:
         here = self._root
         for name in _names(path):
             if name not in here.now:
-                here.change({name: _Directory()})
+                here.change({name: Directory()})
             here.sync()
             found = here.now[name]
-            assert isinstance(found, _Directory), f"{path} is a file"
+            assert isinstance(found, Directory), f"{path} is a file"
             here = found
 
     def rename(self, source: str, target: str) -> None:
@@ -340,7 +219,7 @@ class FaultyDisk:
     def remove_tree(self, path: str) -> None:
         for name in self.list(path):
             inner = f"{path}/{name}"
-            if isinstance(self._find(inner), _Directory):
+            if isinstance(self._find(inner), Directory):
                 self.remove_tree(inner)
             else:
                 self.remove(inner)
@@ -357,42 +236,42 @@ class FaultyDisk:
 
     # -- what a power cut would leave, for those who watch --------------------------------------------------------
 
-    def durable(self, path: str) -> _Inode | None:
+    def durable(self, path: str) -> Inode | None:
         """Its `medium` is what is on disk under that name."""
         found = self._durable(path)
-        return found if isinstance(found, _Inode) else None
+        return found if isinstance(found, Inode) else None
 
     def durable_names(self, directory: str) -> builtins.list[str]:
         found = self._durable(directory)
-        return [*found.medium] if isinstance(found, _Directory) else []
+        return [*found.medium] if isinstance(found, Directory) else []
 
-    def _durable(self, path: str) -> _Inode | _Directory | None:
-        here: _Inode | _Directory | None = self._root
+    def _durable(self, path: str) -> Inode | Directory | None:
+        here: Inode | Directory | None = self._root
         for name in _names(path):
-            here = here.medium.get(name) if isinstance(here, _Directory) else None
+            here = here.medium.get(name) if isinstance(here, Directory) else None
         return here
 
     # -- names ---------------------------------------------------------------------------------------------------
 
-    def _find(self, path: str) -> _Inode | _Directory | None:
-        here: _Inode | _Directory | None = self._root
+    def _find(self, path: str) -> Inode | Directory | None:
+        here: Inode | Directory | None = self._root
         for name in _names(path):
-            here = here.now.get(name) if isinstance(here, _Directory) else None
+            here = here.now.get(name) if isinstance(here, Directory) else None
         return here
 
-    def _inode(self, path: str) -> _Inode:
+    def _inode(self, path: str) -> Inode:
         found = self._find(path)
-        if not isinstance(found, _Inode):
+        if not isinstance(found, Inode):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return found
 
-    def _directory(self, path: str) -> _Directory:
+    def _directory(self, path: str) -> Directory:
         found = self._find(path)
-        if not isinstance(found, _Directory):
+        if not isinstance(found, Directory):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return found
 
-    def _parent(self, path: str) -> tuple[_Directory, str]:
+    def _parent(self, path: str) -> tuple[Directory, str]:
         return self._directory(os.path.dirname(path)), os.path.basename(path)
 
 
