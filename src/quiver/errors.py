@@ -18,6 +18,7 @@
     ├── UnavailableError        the cluster cannot do it now; a retry may succeed           (HTTP 503)
     │   ├── ConnectionLostError       the connection ended before the reply: outcome unknown
     │   ├── RequestTimeoutError       no reply in time: outcome unknown
+    │   ├── OutcomeUnknownError       the leader changed meanwhile: it may or may not have been done
     │   ├── NotLeaderError            another node leads this partition
     │   ├── DiskFullError             nothing was stored; works again when space returns
     │   ├── LogFailedError            a disk error stopped this partition; reads go on
@@ -135,6 +136,10 @@ class ConnectionLostError(UnavailableError):
 
 
 class RequestTimeoutError(UnavailableError):
+    pass
+
+
+class OutcomeUnknownError(UnavailableError):
     pass
 
 

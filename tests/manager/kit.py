@@ -20,14 +20,19 @@ from urllib.parse import urlencode, urlsplit
 
 import sqlalchemy as sa
 
+from quiver.config import LogSettings
 from quiver.log.disk import Disk
-from quiver.manager.quorum import MetadataQuorum
-from quiver.metadata.state import Counters
+from quiver.manager.quorum import LOG_SETTINGS, METADATA_UID, MetadataQuorum
+from quiver.metadata.state import Counters, Put, Remove
 from quiver.metadata.store import Store
+from quiver.replication.group import replica_id
+from quiver.replication.seat import Seat
+from quiver.wire.frame import FrameHeader, Kind
 from tests.broker.kit import InlineExecutor, SimulatedClock
 from tests.system.kit import WAIT_S, Node
 
 LOG = "data/manager-1/log"
+ONLY = replica_id(1, 7)  # the replica of a quorum of one
 
 # -- metadata ----------------------------------------------------------------------------------------------------
 
@@ -38,6 +43,7 @@ class WatchedStore(Store):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.applied: list[int] = []
+        self.changes: list[Put | Remove] = []
         self.fails = False
         self.gate = threading.Event()
         self.gate.set()
@@ -48,18 +54,20 @@ class WatchedStore(Store):
             raise sa.exc.OperationalError("INSERT", {}, Exception("the database is away"))
         super().apply(applied, counters, changes)
         self.applied.append(applied)
+        self.changes += changes
 
 
 class Applies:
-    """Counts what a state machine was asked to apply."""
+    """Counts the commands that a state machine was asked to apply."""
 
     def __init__(self, quorum: MetadataQuorum) -> None:
         self.indexes: list[int] = []
         real = quorum._apply
 
-        def apply(index: int, command: Any) -> Any:
-            self.indexes.append(index)
-            return real(index, command)
+        def apply(header: FrameHeader, payload: bytes) -> Any:
+            if header.kind == Kind.COMMAND:
+                self.indexes.append(header.index)
+            return real(header, payload)
 
         quorum._apply = apply  # type: ignore[method-assign]
 
@@ -72,18 +80,24 @@ class QuorumBench:
     url: str
     directory: str = LOG
     writers: Executor = dataclasses.field(default_factory=InlineExecutor)
+    cluster_id: str = "c"
+    settings: LogSettings = dataclasses.replace(LOG_SETTINGS, room_bytes_max=0)  # noqa: RUF009
 
     def make(self) -> tuple[MetadataQuorum, WatchedStore, Applies]:
         """Not started yet."""
         store = WatchedStore(self.url)
-        quorum = MetadataQuorum(self.disk, self.directory, store, SimulatedClock(), self.writers)
+        seat = Seat(METADATA_UID, ONLY, (ONLY,))
+        quorum = MetadataQuorum(
+            self.disk, self.directory, store, SimulatedClock(), self.writers, seat, log_settings=self.settings
+        )
         return quorum, store, Applies(quorum)
 
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[tuple[MetadataQuorum, WatchedStore, Applies]]:
         quorum, store, applies = self.make()
         try:
-            await quorum.start()
+            await quorum.start(self.cluster_id)
+            await quorum.until_led()
             yield quorum, store, applies
         finally:
             store.gate.set()
@@ -92,13 +106,13 @@ class QuorumBench:
 
 async def abandon(quorum: MetadataQuorum) -> None:
     """As if the process died: nothing more is written, neither to the log nor to the database."""
-    for task in (quorum._owner, quorum._storer):
+    for task in (quorum._owner, quorum.database._task):
         if task is not None:
             task.cancel()
             with contextlib.suppress(BaseException):
                 await task
-    quorum._store_thread.shutdown()
-    quorum._store.close()
+    quorum.database._thread.shutdown()
+    quorum.database._store.close()
 
 
 async def until(condition: Callable[[], Any]) -> None:

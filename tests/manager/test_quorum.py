@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import random
+import threading
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,19 +16,20 @@ import pytest
 import sqlalchemy as sa
 
 from quiver.errors import (
-    CorruptLogError,
     DiskFullError,
     LogFailedError,
     QuiverError,
     ShuttingDownError,
 )
 from quiver.log.disk import File, SystemDisk
+from quiver.manager import database as database_module
 from quiver.manager import quorum as quorum_module
 from quiver.manager.quorum import MetadataQuorum
-from quiver.metadata.commands import Command, DeleteTopic
+from quiver.metadata.commands import Command, DeleteTopic, decode_command
 from quiver.metadata.state import Applied, State
 from quiver.metadata.store import sqlite_url
 from quiver.testing.faulty_disk import FaultyDisk
+from quiver.wire.frame import Kind
 from tests.broker.kit import HeldExecutor, finish, settle
 from tests.manager.kit import QuorumBench, abandon, until
 from tests.metadata.kit import attempt, broker, consume, create, dump, image, produce, random_command
@@ -39,17 +41,29 @@ def bench(tmp_path: Path) -> QuorumBench:
 
 
 def after(commands: list[Command]) -> Any:
-    """The state that these commands make, one transaction each."""
+    """What these commands make."""
     state = State()
     for command in commands:
         attempt(state, command)
-        state.applied += 1
-    return image(state)
+    return made(state)
+
+
+def made(state: State) -> Any:
+    """Everything but the number of the last transaction: a new leader's first entry counts as one."""
+    return image(state)[1:]
 
 
 async def stored(quorum: MetadataQuorum) -> None:
     """Waits until the database has all that is applied."""
     await until(lambda: quorum.stored >= quorum.state.applied)
+
+
+async def ended(quorum: MetadataQuorum, held: HeldExecutor) -> None:
+    """Stops a quorum whose disk waits for the test."""
+    stop = asyncio.create_task(quorum.stop())
+    while not stop.done():
+        await finish(held)
+        await asyncio.sleep(0.001)
 
 
 async def told(proposal: Coroutine[Any, Any, Any]) -> Any:
@@ -69,6 +83,7 @@ def test_a_proposal_is_answered_when_the_disk_has_it_and_not_before(bench: Quoru
     async def main() -> None:
         quorum, _, _ = bench.make()
         await quorum.start()
+        await finish(held)
         proposal = asyncio.create_task(quorum.propose(create("logs")))
         await settle()
         assert not proposal.done()
@@ -76,7 +91,7 @@ def test_a_proposal_is_answered_when_the_disk_has_it_and_not_before(bench: Quoru
         held.run_one()
         assert (await proposal).name == "logs"
         assert list(quorum.state.topics) == ["logs"]
-        await quorum.stop()
+        await ended(quorum, held)
 
     asyncio.run(main())
 
@@ -86,8 +101,7 @@ class GatedDisk(SystemDisk):
 
     def __init__(self) -> None:
         self.syncs = 0
-        self.gate = asyncio.Event()
-        self.loop = asyncio.get_running_loop()
+        self.gate = threading.Event()
 
     def open(self, path: str, *, create: bool = False) -> File:
         file = super().open(path, create=create)
@@ -99,7 +113,7 @@ class GatedDisk(SystemDisk):
                 return getattr(file, name)
 
             def datasync(self) -> None:
-                asyncio.run_coroutine_threadsafe(disk.gate.wait(), disk.loop).result(30)
+                assert disk.gate.wait(30)
                 disk.syncs += 1
                 real()
 
@@ -117,7 +131,7 @@ def test_a_real_disk_that_hangs_holds_back_the_answer_and_nothing_else(tmp_path:
                 disk.gate.clear()
                 syncs = disk.syncs
                 proposals = [asyncio.create_task(quorum.propose(create(f"t{number}"))) for number in range(20)]
-                await until(lambda: quorum.last_transaction == 21)
+                await until(lambda: quorum.last_transaction == 22)
                 assert quorum.state.topic("before")  # readers are served meanwhile
                 assert disk.syncs == syncs
                 assert not any(proposal.done() for proposal in proposals)
@@ -136,16 +150,16 @@ def test_a_disk_error_is_told_and_nothing_is_changed(bench: QuorumBench, operati
     async def main() -> None:
         async with bench.opened() as (quorum, store, _):
             await quorum.propose(create("logs"))
-            before = image(quorum.state)
+            before = made(quorum.state)
             disk.fail(operation, errno.EIO)
             with pytest.raises(LogFailedError):
                 await quorum.propose(produce("logs"))
             # The disk cannot be trusted any more: no second try that looks like success.
             with pytest.raises(LogFailedError):
                 await quorum.propose(produce("logs"))
-            assert image(quorum.state) == before
+            assert made(quorum.state) == before
             await stored(quorum)
-            assert store.applied[-1] == 1
+            assert store.applied[-1] == 2
 
     asyncio.run(main())
 
@@ -172,17 +186,17 @@ def test_a_full_disk_is_told_and_works_again_with_room(bench: QuorumBench) -> No
     async def main() -> None:
         async with bench.opened() as (quorum, _, _):
             await quorum.propose(create("logs"))
-            before = image(quorum.state)
+            before = made(quorum.state)
             disk.capacity_bytes = 0
             for _ in range(3):
                 with pytest.raises(DiskFullError):
                     await quorum.propose(produce("logs"))
-            assert image(quorum.state) == before
+            assert made(quorum.state) == before
             disk.capacity_bytes = None
             assert (await quorum.propose(produce("logs"))).id == 1, "an id that nobody got is not used up"
         async with bench.opened() as (quorum, _, _):
             assert list(quorum.state.producers) == [1]
-            assert quorum.state.applied == 2
+            assert list(quorum.state.topics) == ["logs"]
 
     asyncio.run(main())
 
@@ -195,6 +209,7 @@ def test_all_that_wait_when_the_disk_is_full_are_told(bench: QuorumBench) -> Non
     async def main() -> None:
         quorum, _, _ = bench.make()
         await quorum.start()
+        await finish(held)
         proposals = [asyncio.create_task(told(quorum.propose(create(f"t{number}")))) for number in range(50)]
         await settle()
         disk.capacity_bytes = 0
@@ -204,9 +219,7 @@ def test_all_that_wait_when_the_disk_is_full_are_told(bench: QuorumBench) -> Non
         again = asyncio.create_task(quorum.propose(create("again", 2)))
         await finish(held)
         assert [partition.id for partition in (await again).partitions] == [1, 2]
-        stop = asyncio.create_task(quorum.stop())
-        await finish(held)
-        await stop
+        await ended(quorum, held)
 
     asyncio.run(main())
 
@@ -220,6 +233,7 @@ def test_concurrent_proposals_keep_their_order_and_share_syncs(bench: QuorumBenc
     async def main() -> None:
         quorum, _, applies = bench.make()
         await quorum.start()
+        await finish(held)
         commands = [create("logs"), *(produce("logs") for _ in range(300))]
         proposals = [asyncio.create_task(quorum.propose(command)) for command in commands]
         jobs = 0
@@ -229,9 +243,9 @@ def test_concurrent_proposals_keep_their_order_and_share_syncs(bench: QuorumBenc
             jobs += 1
             await settle()
         assert [proposal.result().id for proposal in proposals[1:]] == list(range(1, 301))
-        assert applies.indexes == list(range(1, 302))
+        assert applies.indexes == list(range(2, 303))
         assert jobs <= 3, "what waits together goes to the disk together"
-        await quorum.stop()
+        await ended(quorum, held)
 
     asyncio.run(main())
 
@@ -260,11 +274,11 @@ def test_a_refused_command_is_told_and_the_others_go_on(bench: QuorumBench) -> N
                 "Producer",
                 "UnknownPartitionError",
             ]
-            assert image(quorum.state) == after(commands)
+            assert made(quorum.state) == after(commands)
             await stored(quorum)
             await told(quorum.propose(create("logs")))
             await stored(quorum)
-            assert quorum.stored == 6, "the database is done with the refused one too"
+            assert quorum.stored == 7, "the database is done with the refused one too"
 
     asyncio.run(main())
 
@@ -275,12 +289,13 @@ def test_a_change_stands_when_its_asker_is_gone(bench: QuorumBench) -> None:
     async def main() -> None:
         quorum, _, _ = bench.make()
         await quorum.start()
+        await finish(held)
         proposal = asyncio.create_task(quorum.propose(create("logs")))
         await settle()
         proposal.cancel()
         await finish(held)
         assert list(quorum.state.topics) == ["logs"]
-        await quorum.stop()
+        await ended(quorum, held)
 
     asyncio.run(main())
 
@@ -289,13 +304,14 @@ def test_after_stop_a_proposal_is_refused_and_what_waited_was_finished(bench: Qu
     async def main() -> None:
         quorum, _, _ = bench.make()
         await quorum.start()
+        await quorum.until_led()
         waiting = asyncio.create_task(quorum.propose(create("logs")))
         await asyncio.sleep(0)
         await quorum.stop()
         assert (await waiting).name == "logs"
         with pytest.raises(ShuttingDownError):
             await quorum.propose(create("late"))
-        assert dump(bench.url)["metadata_state"][0] == ("applied_transaction", 1)
+        assert dump(bench.url)["metadata_state"][0] == ("applied_transaction", 2)
 
     asyncio.run(main())
 
@@ -341,8 +357,13 @@ async def propose_all(quorum: MetadataQuorum, commands: list[Command]) -> None:
 
 
 @pytest.mark.parametrize("stored_count", range(len(COMMANDS) + 1))
-def test_a_restart_applies_exactly_what_the_database_lacks(bench: QuorumBench, stored_count: int) -> None:
+def test_a_restart_gives_the_database_exactly_what_it_lacks(bench: QuorumBench, stored_count: int) -> None:
     """The failpoint is between the log and the database: it fails from some transaction on, and the process dies."""
+    state, lacks = State(), []
+    for place, command in enumerate(COMMANDS):
+        applied = attempt(state, command)
+        if place >= stored_count and isinstance(applied, Applied):
+            lacks += applied.changes
 
     async def main() -> None:
         quorum, store, _ = bench.make()
@@ -351,23 +372,31 @@ def test_a_restart_applies_exactly_what_the_database_lacks(bench: QuorumBench, s
         await stored(quorum)
         store.fails = True
         await propose_all(quorum, COMMANDS[stored_count:])
-        expected = image(quorum.state)
+        expected = made(quorum.state)
         assert expected == after(COMMANDS), "a database that is away holds nobody up"
         await abandon(quorum)
 
         quorum, store, applies = bench.make()
         await quorum.start()
-        assert applies.indexes == list(range(stored_count + 1, len(COMMANDS) + 1))
-        assert image(quorum.state) == expected
-        assert quorum.stored == len(COMMANDS)
-        assert store.applied == ([len(COMMANDS)] if stored_count < len(COMMANDS) else [])
-        assert image(store.load()) == expected
+        await quorum.until_led()
+        await stored(quorum)
+        assert store.changes == lacks
+        assert made(quorum.state) == made(store.load()) == expected
         await abandon(quorum)
 
         quorum, store, applies = bench.make()
         await quorum.start()
-        assert applies.indexes == [], "what was applied once is not applied again"
-        assert image(quorum.state) == expected
+        await quorum.until_led()
+        await stored(quorum)
+        assert store.changes == [], "what it has it does not get again"
+        assert made(quorum.state) == made(store.load()) == expected
+        await quorum.stop()
+
+        quorum, store, applies = bench.make()
+        await quorum.start()
+        await quorum.until_led()
+        assert applies.indexes == [], "a clean stop leaves a check-point"
+        assert made(quorum.state) == expected
         await quorum.stop()
 
     asyncio.run(main())
@@ -383,13 +412,13 @@ def test_a_death_while_the_database_works_loses_nothing(bench: QuorumBench) -> N
         await stored(quorum)
         store.gate.clear()
         await propose_all(quorum, COMMANDS[2:])
-        expected = image(quorum.state)
+        expected = made(quorum.state)
         store.fails = True  # the thread that waits at the gate will have written nothing
         store.gate.set()
         await abandon(quorum)
-        async with bench.opened() as (quorum, _, applies):
-            assert applies.indexes == list(range(3, len(COMMANDS) + 1))
-            assert image(quorum.state) == expected
+        async with bench.opened() as (quorum, store, _):
+            await stored(quorum)
+            assert made(quorum.state) == made(store.load()) == expected
 
     asyncio.run(main())
 
@@ -411,39 +440,44 @@ def test_a_lost_database_is_built_again_from_the_log(bench: QuorumBench, tmp_pat
     async def main() -> None:
         async with bench.opened() as (quorum, _, _):
             await propose_all(quorum, COMMANDS)
-            expected = image(quorum.state)
+            expected = made(quorum.state)
         rows = dump(bench.url)
         for name in os.listdir(tmp_path):
             if name.startswith("metadata.db"):
                 (tmp_path / name).unlink()
         async with bench.opened() as (quorum, _, applies):
-            assert applies.indexes == list(range(1, len(COMMANDS) + 1))
-            assert image(quorum.state) == expected
-        assert dump(bench.url) == rows
+            assert applies.indexes == [], "the state comes from the check-point, and so do the rows"
+            assert made(quorum.state) == expected
+        assert without_number(dump(bench.url)) == without_number(rows)
 
     asyncio.run(main())
 
 
-def test_a_database_that_is_ahead_of_the_log_is_refused_clearly(bench: QuorumBench) -> None:
+@pytest.mark.parametrize("foreign", ["ahead", "another cluster"])
+def test_a_database_that_does_not_belong_to_the_log_is_made_anew(bench: QuorumBench, foreign: str) -> None:
     async def main() -> None:
         async with bench.opened() as (quorum, _, _):
             await propose_all(quorum, COMMANDS)
-        rows = dump(bench.url)
         bench.disk = FaultyDisk(1)  # another log, or an old copy of it
-        quorum, _, _ = bench.make()
-        with pytest.raises(CorruptLogError) as caught:
-            await quorum.start()
-        assert caught.value.message == (
-            "the metadata database has transaction 8, but the log ends at 0: they do not belong together"
-        )
-        await quorum.stop()
-        assert dump(bench.url) == rows
+        if foreign == "another cluster":
+            bench.cluster_id = "d"
+        async with bench.opened() as (quorum, store, _):
+            commands = [create(f"t{number}") for number in range(1 if foreign == "ahead" else 20)]
+            await propose_all(quorum, commands)
+            await stored(quorum)
+            assert made(store.load()) == made(quorum.state) == after(commands)
+            assert store.load().applied == quorum.state.applied
 
     asyncio.run(main())
 
 
+def without_number(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Without the number of the last transaction, of which a start adds one."""
+    return rows | {"metadata_state": [row for row in rows["metadata_state"] if row[0] != "applied_transaction"]}
+
+
 def test_a_database_that_comes_back_is_brought_up_to_date(bench: QuorumBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quorum_module, "_STORE_RETRY_S", 0.001)
+    monkeypatch.setattr(database_module, "_STORE_RETRY_S", 0.001)
 
     async def main() -> None:
         async with bench.opened() as (quorum, store, _):
@@ -452,11 +486,11 @@ def test_a_database_that_comes_back_is_brought_up_to_date(bench: QuorumBench, mo
             store.fails = True
             await propose_all(quorum, COMMANDS[3:])
             await asyncio.sleep(0.01)  # some tries
-            assert quorum.stored == 3
-            assert image(store.load()) == after(COMMANDS[:3])
+            assert quorum.stored == 4
+            assert made(store.load()) == after(COMMANDS[:3])
             store.fails = False
             await stored(quorum)
-            assert image(store.load()) == image(quorum.state) == after(COMMANDS)
+            assert made(store.load()) == made(quorum.state) == after(COMMANDS)
 
     asyncio.run(main())
 
@@ -466,8 +500,9 @@ def test_a_stop_with_the_database_away_still_ends(bench: QuorumBench) -> None:
         async with bench.opened() as (quorum, store, _):
             store.fails = True
             await quorum.propose(create("logs"))
-        async with bench.opened() as (quorum, _, applies):
-            assert applies.indexes == [1]
+        async with bench.opened() as (quorum, store, _):
+            await stored(quorum)
+            assert list(store.load().topics) == ["logs"]
 
     asyncio.run(main())
 
@@ -486,7 +521,8 @@ def test_a_power_cut_takes_nothing_that_was_acknowledged(tmp_path: Path, seed: i
         """Returns how many transactions were acknowledged."""
         quorum, store, _ = bench.make()
         await quorum.start()
-        assert image(quorum.state) == after(commands)
+        await finish(held)
+        assert made(quorum.state) == after(commands)
         first = len(commands)
         proposals = []
         for _ in range(dice.randint(1, 30)):
@@ -513,15 +549,16 @@ def test_a_power_cut_takes_nothing_that_was_acknowledged(tmp_path: Path, seed: i
         acknowledged = asyncio.run(live())
         disk.crash()
         found = asyncio.run(left(bench))
-        assert acknowledged <= found <= len(commands)
-        del commands[found:]
+        assert found == commands[: len(found)]
+        assert acknowledged <= len(found)
+        del commands[len(found) :]
 
 
-async def left(bench: QuorumBench) -> int:
+async def left(bench: QuorumBench) -> list[Command]:
+    """The commands that are in the log."""
     quorum, _, _ = bench.make()
-    await quorum.start()
-    found = quorum.state.applied
-    await abandon(quorum)
+    found = [decode_command(one.payload) for one in quorum._tail if one.header.kind == Kind.COMMAND]
+    await quorum.database.close()
     return found
 
 
@@ -539,15 +576,15 @@ def test_the_same_holds_with_a_real_postgresql(postgres_url: str) -> None:
         store.fails = True
         await propose_all(quorum, COMMANDS[4:])
         await abandon(quorum)
-        async with bench.opened() as (quorum, store, applies):
-            assert applies.indexes == [5, 6, 7, 8]
-            assert image(store.load()) == image(quorum.state) == after(COMMANDS)
+        async with bench.opened() as (quorum, store, _):
+            await stored(quorum)
+            assert made(store.load()) == made(quorum.state) == after(COMMANDS)
         engine = sa.create_engine(bench.url, poolclass=sa.NullPool)
         with engine.begin() as connection:
             for table in dump(bench.url):
                 connection.execute(sa.text(f"DROP TABLE {table}"))
-        async with bench.opened() as (quorum, store, applies):
-            assert applies.indexes == [1, 2, 3, 4, 5, 6, 7, 8]
-            assert image(store.load()) == after(COMMANDS)
+        async with bench.opened() as (quorum, store, _):
+            await stored(quorum)
+            assert made(store.load()) == after(COMMANDS)
 
     asyncio.run(main())

@@ -22,12 +22,11 @@ from quiver.metadata.commands import (
     DeleteTopic,
     RegisterBroker,
     RegisterConsumer,
+    RegisterManager,
     RegisterProducer,
     RemoveBroker,
 )
-from quiver.metadata.state import Applied, Broker, Consumer, Producer, State, Topic
-
-Entity = Topic | Producer | Consumer | Broker
+from quiver.metadata.state import Applied, State
 
 TOPICS = ("a", "b", "c", "d")
 _times = itertools.count(1_700_000_000_000_000)
@@ -51,6 +50,11 @@ def broker(broker_id: int, endpoint: str = "", disk_id: int = 0) -> RegisterBrok
     return RegisterBroker(broker_id, endpoint or f"127.0.0.1:{9000 + broker_id}", next(_times), disk_id)
 
 
+def manager(manager_id: int, disk_id: int = 7) -> RegisterManager:
+    ports = (f"127.0.0.1:{9400 + manager_id}", f"http://127.0.0.1:{8000 + manager_id}")
+    return RegisterManager(manager_id, *ports, manager_id << 32 | disk_id, next(_times))
+
+
 def random_command(dice: random.Random) -> Command:
     """From few names and numbers, so that commands meet what others made, and are refused now and then."""
     topic, partition = dice.choice(TOPICS), dice.choice((None, None, 0, 1, 2, -1, 7))
@@ -62,14 +66,15 @@ def random_command(dice: random.Random) -> Command:
             consume(topic, partition),
             broker(dice.randint(1, 4), dice.choice(("", "[::1]:7")), dice.choice((0, 5, 2**32 - 1))),
             RemoveBroker(dice.randint(1, 5)),
+            manager(dice.randint(1, 3), dice.randint(1, 2)),
         ),
-        (4, 2, 4, 4, 2, 1),
+        (4, 2, 4, 4, 2, 1, 1),
     )[0]
 
 
 def image(state: State) -> Any:
     """Everything that is in a state, as plain values that no later command changes."""
-    found = (state.topics, state.producers, state.consumers, state.brokers)
+    found = (state.topics, state.producers, state.consumers, state.brokers, state.managers)
     return msgspec.to_builtins((state.applied, state.counters, *found))
 
 

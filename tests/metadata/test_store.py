@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from quiver.metadata.commands import Command, CreateTopic, DeleteTopic
 from quiver.metadata.state import Applied, Counters, State
 from quiver.metadata.store import Store
-from tests.metadata.kit import attempt, broker, consume, create, dump, image, produce, random_command
+from tests.metadata.kit import attempt, broker, consume, create, dump, image, manager, produce, random_command
 
 # R12, and what the log's directory of a partition is called.
 COLUMNS = {
@@ -22,6 +22,7 @@ COLUMNS = {
     "partition_metadata": ["id", "topic_name", "partition_id", "uid", "broker_id", "replicas", "size", "voters"],
     "producer_metadata": ["producer_id", "topic_name", "partition_id", "last_seen"],
     "consumer_metadata": ["consumer_id", "topic_name", "partition_id", "offset", "last_seen"],
+    "manager_metadata": ["manager_id", "endpoint", "http", "last_heartbeat", "status", "replica_id"],
     "metadata_state": ["name", "value"],
 }
 
@@ -57,6 +58,7 @@ def furnished() -> list[Command]:
         produce("logs", 1),
         consume("logs", 0),
         consume("logs"),
+        manager(1),
     ]
 
 
@@ -104,7 +106,14 @@ def test_the_rows_say_what_the_commands_did(url: str) -> None:
         ],
         "producer_metadata": [(1, "logs", None, None), (2, "logs", 1, None)],
         "consumer_metadata": [(1, "logs", 0, 0, None), (2, "logs", None, 0, None)],
-        "metadata_state": [("applied_transaction", 7), ("consumer", 3), ("partition", 3), ("producer", 3)],
+        "manager_metadata": [(1, "127.0.0.1:9401", "http://127.0.0.1:8001", None, "active", 1 << 32 | 7)],
+        "metadata_state": [
+            ("applied_transaction", 8),
+            ("cluster", 0),
+            ("consumer", 3),
+            ("partition", 3),
+            ("producer", 3),
+        ],
     }
 
 

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,19 @@ from msgspec import Struct
 from quiver.clock import Clock, SystemClock
 from quiver.config import NodeSettings
 from quiver.errors import InvalidRequestError, QuiverError, TopicExistsError, UnknownTopicError
-from quiver.log.disk import Disk, SystemDisk, write_atomically
+from quiver.log.disk import Disk, SystemDisk
 from quiver.manager.classic import ClassicApi
 from quiver.manager.gateway import Gateway
 from quiver.manager.http import refuse
 from quiver.manager.http_server import HttpServer, listen
+from quiver.manager.identity import Identity
 from quiver.manager.joining import Joining
 from quiver.manager.links import BrokerLink, Reply
-from quiver.manager.quorum import MetadataQuorum
+from quiver.manager.quorum import METADATA_UID, MetadataQuorum
 from quiver.manager.registry import Registry
 from quiver.metadata.state import Broker
 from quiver.metadata.store import Store, sqlite_url
+from quiver.replication.seat import Seat
 from quiver.types import NodeInfo, PartitionInfo, TopicInfo
 from quiver.wire.messages import CreateTopic, DeleteTopic, Done, GetMetadata, JoinCluster, MetadataReply
 
@@ -38,7 +39,6 @@ logger = logging.getLogger("quiver.manager")
 
 # A call is over so long after it was seen; later nobody looks whether it moved a position.
 _CALL_US_MAX = 30_000_000
-_CLUSTER_ID_FILE = "cluster_id"
 # So many replicas a broker is asked about in one heartbeat, on average.
 _STATUSES_PER_HEARTBEAT = 200
 
@@ -52,7 +52,8 @@ class Manager:
         self._settings = settings
         self._disk: Disk = disk or SystemDisk()
         self._clock: Clock = clock or SystemClock()
-        self._directory = f"{settings.data_dir}/manager-1"
+        self._id = 1 if embedded else settings.node_id
+        self._directory = f"{settings.data_dir}/manager-{self._id}"
         self._writers = ThreadPoolExecutor(2, "quiver-metadata")
         self._http: HttpServer | None = None
         self._reporter: asyncio.Task[None] | None = None
@@ -69,14 +70,19 @@ class Manager:
 
     async def start(self) -> None:
         """Recovers the metadata."""
-        self._disk.make_directory(self._directory)
+        self._identity = identity = Identity(self._disk, self._directory, self._id)
+        if not identity.voters:
+            identity.found((identity.replica_id,))
         url = self._settings.metadata_url or sqlite_url(Path(self._directory) / "metadata.db")
-        log_directory = f"{self._directory}/log"
         try:
             self._store = Store(url)
-            self._quorum = MetadataQuorum(self._disk, log_directory, self._store, self._clock, self._writers)
-            await self._quorum.start()
-            seen = await self._quorum.in_store(self._store.load_seen)
+            seat = Seat(METADATA_UID, identity.replica_id, identity.voters)
+            self._quorum = MetadataQuorum(
+                self._disk, identity.log_directory, self._store, self._clock, self._writers, seat
+            )
+            await self._quorum.start(identity.cluster_id)
+            await self._quorum.until_led()
+            seen = await self._quorum.database.run(self._store.load_seen)
         except (sa.exc.SQLAlchemyError, ImportError) as error:
             # What the database said, without the statement and the advice that SQLAlchemy adds in more lines.
             reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
@@ -93,7 +99,7 @@ class Manager:
 
     async def serve_cluster(self) -> None:
         """Opens the HTTP port; brokers join by themselves."""
-        self.cluster_id = cluster_id_in(self._disk, self._directory)
+        self.cluster_id = self._identity.cluster_id
         self._joining = Joining(self._quorum, self._registry, self.cluster_id)
         self._joining.reconnect()
         await self._open()
@@ -234,7 +240,7 @@ class Manager:
             ("consumer_metadata", "last_seen"): dict(registry.consumers_seen),
             ("consumer_metadata", "offset"): dict(self._read_counts),
         }
-        await self._quorum.in_store(self._store.record, reports)
+        await self._quorum.database.run(self._store.record, reports)
 
     async def _count_read(self) -> None:
         """Asks how far consumers got, those that called lately."""
@@ -245,12 +251,3 @@ class Manager:
                 with contextlib.suppress(QuiverError):  # deleted meanwhile, or a partition is out of order
                     self._read_counts[consumer.id] = await self._classic.messages_read(consumer)
         self._read_counts = {known: count for known, count in self._read_counts.items() if known in consumers}
-
-
-def cluster_id_in(disk: Disk, directory: str) -> str:
-    """The name of the cluster whose metadata this is, drawn when it began."""
-    path = f"{directory}/{_CLUSTER_ID_FILE}"
-    if not disk.exists(path):
-        write_atomically(disk, path, uuid.uuid4().hex.encode())
-    file = disk.open(path)
-    return file.pread(file.size(), 0).decode("ascii", "replace").strip()

@@ -55,7 +55,19 @@ class RemoveBroker(Struct, frozen=True, tag="remove_broker"):
     broker_id: int
 
 
-Command = CreateTopic | DeleteTopic | RegisterProducer | RegisterConsumer | RegisterBroker | RemoveBroker
+class RegisterManager(Struct, frozen=True, tag="register_manager"):
+    """A manager says where it listens, for frames and for HTTP, and which replica of the metadata it has."""
+
+    manager_id: int
+    address: str
+    http: str
+    replica_id: int
+    now_us: int
+
+
+Command = (
+    CreateTopic | DeleteTopic | RegisterProducer | RegisterConsumer | RegisterBroker | RemoveBroker | RegisterManager
+)
 
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 encode_command = msgspec.msgpack.Encoder().encode

@@ -17,6 +17,7 @@ from quiver.metadata.commands import (
     DeleteTopic,
     RegisterBroker,
     RegisterConsumer,
+    RegisterManager,
     RegisterProducer,
     RemoveBroker,
 )
@@ -57,16 +58,26 @@ class Broker(msgspec.Struct, frozen=True):
     disk_id: int = 0
 
 
+class Manager(msgspec.Struct, frozen=True):
+    id: int
+    address: str
+    http: str
+    replica_id: int
+
+
+Entity = Topic | Producer | Consumer | Broker | Manager
+
+
 class Put(NamedTuple):
     """This entity is new or different."""
 
-    entity: Topic | Producer | Consumer | Broker
+    entity: Entity
 
 
 class Remove(NamedTuple):
     """This entity is gone."""
 
-    entity: Topic | Producer | Consumer | Broker
+    entity: Entity
 
 
 class Applied(NamedTuple):
@@ -83,7 +94,7 @@ class Counters(msgspec.Struct):
 
 
 class State:
-    __slots__ = ("applied", "brokers", "consumers", "counters", "producers", "topics")
+    __slots__ = ("applied", "brokers", "consumers", "counters", "managers", "producers", "topics")
 
     def __init__(self) -> None:
         self.applied = 0  # the id of the last transaction in here
@@ -92,6 +103,7 @@ class State:
         self.producers: dict[int, Producer] = {}
         self.consumers: dict[int, Consumer] = {}
         self.brokers: dict[int, Broker] = {}
+        self.managers: dict[int, Manager] = {}
 
     def apply(self, command: Command) -> Applied:
         match command:
@@ -109,6 +121,10 @@ class State:
                 return Applied(broker, [Put(broker)])
             case RemoveBroker():
                 return self._remove_broker(command)
+            case RegisterManager():
+                manager = Manager(command.manager_id, command.address, command.http, command.replica_id)
+                self.managers[manager.id] = manager
+                return Applied(manager, [Put(manager)])
 
     def topic(self, name: str) -> Topic:
         found = self.topics.get(name)

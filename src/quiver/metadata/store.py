@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from quiver.metadata.state import Broker, Consumer, Counters, Partition, Producer, Put, Remove, State, Topic
+from quiver.metadata.image import difference
+from quiver.metadata.state import Broker, Consumer, Counters, Manager, Partition, Producer, Put, Remove, State, Topic
 
 _tables = sa.MetaData()
 
@@ -62,6 +63,16 @@ CONSUMERS: Final = sa.Table(
     sa.Column("offset", sa.BigInteger),  # messages read, over all its partitions; the truth is in the partitions
     sa.Column("last_seen", sa.BigInteger),
 )
+MANAGERS: Final = sa.Table(
+    "manager_metadata",
+    _tables,
+    sa.Column("manager_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("endpoint", sa.String(300), nullable=False),
+    sa.Column("http", sa.String(300), nullable=False),
+    sa.Column("last_heartbeat", sa.BigInteger),
+    sa.Column("status", sa.String(20), nullable=False),
+    sa.Column("replica_id", sa.BigInteger, nullable=False),
+)
 NUMBERS: Final = sa.Table(
     "metadata_state",
     _tables,
@@ -69,12 +80,14 @@ NUMBERS: Final = sa.Table(
     sa.Column("value", sa.BigInteger, nullable=False),
 )
 _APPLIED: Final = "applied_transaction"
+_CLUSTER: Final = "cluster"  # the number of the cluster whose rows these are; 0 in a database of an earlier version
 
 _KEY_OF: Final[Mapping[type, tuple[sa.Table, str, str]]] = {
     Broker: (BROKERS, "broker_id", "id"),
     Topic: (TOPICS, "topic_name", "name"),
     Producer: (PRODUCERS, "producer_id", "id"),
     Consumer: (CONSUMERS, "consumer_id", "id"),
+    Manager: (MANAGERS, "manager_id", "id"),
 }
 
 
@@ -83,14 +96,21 @@ def sqlite_url(path: Path) -> str:
 
 
 class Store:
-    """One database. Blocking; used from one thread at a time."""
+    """One database. Blocking; used from one thread at a time. `cluster` is written with every transaction."""
 
     def __init__(self, url: str) -> None:
+        self.cluster = 0
         self._engine = sa.create_engine(url)
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
         _tables.create_all(self._engine)
         self._add_columns()
+
+    def position(self) -> tuple[int, int]:
+        """The last applied transaction, and the number of the cluster it is of; zeros in an empty database."""
+        with self._engine.begin() as connection:
+            numbers = {row.name: row.value for row in connection.execute(sa.select(NUMBERS))}
+        return numbers.get(_APPLIED, 0), numbers.get(_CLUSTER, 0)
 
     def load(self) -> State:
         """The state as of the last applied transaction."""
@@ -98,6 +118,7 @@ class Store:
         with self._engine.begin() as connection:
             numbers = {row.name: row.value for row in connection.execute(sa.select(NUMBERS))}
             state.applied = numbers.pop(_APPLIED, 0)
+            numbers.pop(_CLUSTER, 0)
             state.counters = Counters(**numbers)
             for row in connection.execute(sa.select(BROKERS)):
                 state.brokers[row.broker_id] = Broker(row.broker_id, row.endpoint, row.disk_id)
@@ -115,6 +136,8 @@ class Store:
                 state.producers[row.producer_id] = Producer(row.producer_id, row.topic_name, row.partition_id)
             for row in connection.execute(sa.select(CONSUMERS)):
                 state.consumers[row.consumer_id] = Consumer(row.consumer_id, row.topic_name, row.partition_id)
+            for row in connection.execute(sa.select(MANAGERS)):
+                state.managers[row.manager_id] = Manager(row.manager_id, row.endpoint, row.http, row.replica_id)
         return state
 
     def load_seen(self) -> tuple[dict[int, int], dict[int, int]]:
@@ -129,6 +152,14 @@ class Store:
             ]
         return found[0], found[1]
 
+    def become(self, state: State, *, anew: bool) -> None:
+        """Makes the rows those of this state, whatever they are now. `anew`: what is there is of no worth."""
+        if anew:
+            with self._engine.begin() as connection:
+                for table in reversed(_tables.sorted_tables):
+                    connection.execute(sa.delete(table))
+        self.apply(state.applied, state.counters, difference(self.load(), state))
+
     def apply(self, applied: int, counters: Counters, changes: Iterable[Put | Remove]) -> None:
         """Makes the rows those of transaction `applied`, all or nothing."""
         with self._engine.begin() as connection:
@@ -136,7 +167,8 @@ class Store:
                 self._remove(connection, change.entity)
                 if isinstance(change, Put):
                     self._insert(connection, change.entity)
-            numbers = {_APPLIED: applied} | {name: getattr(counters, name) for name in counters.__struct_fields__}
+            numbers = {_APPLIED: applied, _CLUSTER: self.cluster}
+            numbers |= {name: getattr(counters, name) for name in counters.__struct_fields__}
             connection.execute(sa.delete(NUMBERS))
             connection.execute(sa.insert(NUMBERS), [{"name": name, "value": value} for name, value in numbers.items()])
 
@@ -184,6 +216,9 @@ class Store:
                 }
                 connection.execute(sa.insert(TOPICS).values(row))
                 connection.execute(sa.insert(PARTITIONS), [_partition_row(part) for part in entity.partitions])
+            case Manager():
+                row = {"manager_id": entity.id, "endpoint": entity.address, "http": entity.http, "status": "active"}
+                connection.execute(sa.insert(MANAGERS).values(row | {"replica_id": entity.replica_id}))
             case Producer():
                 row = {"producer_id": entity.id, "topic_name": entity.topic, "partition_id": entity.partition}
                 connection.execute(sa.insert(PRODUCERS).values(row))

@@ -39,6 +39,16 @@ class Transport(Protocol):
         ...
 
 
+class NoTransport:
+    """Of a group of one."""
+
+    def send(self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Buffer] = ()) -> bool:
+        return False
+
+    def flush(self) -> None:
+        return
+
+
 class AppendSender:
     def __init__(
         self,

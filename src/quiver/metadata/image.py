@@ -1,0 +1,71 @@
+"""A whole state: as bytes for a check-point, as a copy for a thread, as what makes another state of it.
+
+Rule: pure, and a state is never changed here.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Final
+
+import msgspec
+
+from quiver.metadata.state import Broker, Consumer, Counters, Manager, Producer, Put, Remove, State, Topic
+
+_LEVEL: Final = 1  # names of fields repeat in every row: the quickest level takes them out
+
+
+class _Image(msgspec.Struct):
+    applied: int
+    counters: Counters
+    topics: list[Topic]
+    producers: list[Producer]
+    consumers: list[Consumer]
+    brokers: list[Broker]
+    managers: list[Manager] = []
+
+
+_decoder = msgspec.msgpack.Decoder(_Image)
+
+
+def copy_of(state: State) -> State:
+    """The state as it is now. Entities never change, so that they are shared."""
+    copy = State()
+    copy.applied = state.applied
+    copy.counters = msgspec.structs.replace(state.counters)
+    copy.topics, copy.producers, copy.consumers = dict(state.topics), dict(state.producers), dict(state.consumers)
+    copy.brokers, copy.managers = dict(state.brokers), dict(state.managers)
+    return copy
+
+
+def encode_state(state: State) -> bytes:
+    rows = (state.topics, state.producers, state.consumers, state.brokers, state.managers)
+    image = _Image(state.applied, state.counters, *(list(found.values()) for found in rows))  # type: ignore[arg-type]
+    return zlib.compress(msgspec.msgpack.encode(image), _LEVEL)
+
+
+def decode_state(raw: bytes) -> State:
+    """The state of `encode_state`; without bytes, the state before the first transaction."""
+    state = State()
+    if raw:
+        image = _decoder.decode(zlib.decompress(raw))
+        state.applied, state.counters = image.applied, image.counters
+        state.topics = {topic.name: topic for topic in image.topics}
+        state.producers = {producer.id: producer for producer in image.producers}
+        state.consumers = {consumer.id: consumer for consumer in image.consumers}
+        state.brokers = {broker.id: broker for broker in image.brokers}
+        state.managers = {manager.id: manager for manager in image.managers}
+    return state
+
+
+def difference(old: State, new: State) -> list[Put | Remove]:
+    """The changes that make the entities of `old` those of `new`."""
+    changes: list[Put | Remove] = []
+    for before, after in zip(_entities(old), _entities(new), strict=True):
+        changes += [Remove(entity) for key, entity in before.items() if key not in after]
+        changes += [Put(entity) for key, entity in after.items() if before.get(key) != entity]
+    return changes
+
+
+def _entities(state: State) -> tuple[dict[Any, Any], ...]:
+    return state.topics, state.producers, state.consumers, state.brokers, state.managers
