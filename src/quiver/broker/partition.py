@@ -37,7 +37,7 @@ from quiver.log.replica import SoloReplica
 from quiver.replication.group import describe
 from quiver.replication.raft_replica import RaftReplica
 from quiver.replication.seat import RaftSetup
-from quiver.replication.waiting import Signal
+from quiver.replication.waiting import Asker, Signal, refuse
 from quiver.types import PartitionStatus
 from quiver.wire.frame import FLAG_UNSEQUENCED, Entry, FrameHeader, Kind
 from quiver.wire.messages import Position, ProduceReply
@@ -72,13 +72,12 @@ class Partition:
         self._wake = asyncio.Event()
         self._reader = LogReader(f"{topic}-{number}", log, disk, readers, raft.on_damage if raft else None)
         self._tail = Tail(PartitionState(log.checkpoint))
-        self._inbox: deque[tuple[Callable[[], None], asyncio.Future[Any]]] = deque()
+        self._inbox: deque[tuple[Asker, Callable[[Any], None]]] = deque()
         self._new_positions: list[tuple[Position, asyncio.Future[Any]]] = []
         self._committed = Signal()
         self._checkpointing: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._stopping = self._full = False
         self._abandoned = False  # stop without waiting for commits
-        self._full = False
         self._task: asyncio.Task[None] | None = None
         self.raft: RaftReplica | None = None
         if raft is not None:
@@ -103,11 +102,12 @@ class Partition:
 
     async def produce(self, entry: Entry) -> ProduceReply:
         """Returns once the batch is committed, with the offset of its first record."""
-        return await self.submit(entry)
+        reply: ProduceReply = await self._ask(lambda future: self._admit_batch(entry, future))
+        return reply
 
-    def submit(self, entry: Entry) -> asyncio.Future[ProduceReply]:
-        """The same as a future. Raises at once where nothing can be asked of this partition."""
-        return self._ask(lambda future: self._admit_batch(entry, future))
+    def submit(self, entry: Entry, asker: Asker) -> None:
+        """The same, answered to `asker`. Raises at once where nothing can be asked of this partition."""
+        self._put(lambda asked: self._admit_batch(entry, asked), asker)
 
     async def commit_position(self, position: Position) -> int:
         """Stores a consumer's position; returns the one that holds, which is higher if this would move it back."""
@@ -215,6 +215,11 @@ class Partition:
             await self._checkpoint()
 
     def _ask(self, admit: Callable[[asyncio.Future[Any]], None]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._put(admit, future)
+        return future
+
+    def _put(self, admit: Callable[[Any], None], asker: Asker) -> None:
         if self._log.failure is not None:
             # A new one each time: a raised error holds its callers' frames, and with them every refused payload.
             raise LogFailedError(self._log.failure.message)
@@ -224,10 +229,8 @@ class Partition:
             raise OverloadedError(f"{self.topic}-{self.number} has {INBOX_MAX} requests waiting")
         if self.raft is not None and not self.raft.is_settling:
             self.raft.check_leads()
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._inbox.append((lambda: admit(future), future))
+        self._inbox.append((asker, admit))
         self._wake.set()
-        return future
 
     # -- the owner -----------------------------------------------------------------------------------------------
 
@@ -242,9 +245,7 @@ class Partition:
             self._log.failure = LogFailedError(f"{self.topic}-{self.number} stopped by an internal error: {error}")
             self._stopping = True
             self.entries_removed(0, self._log.failure)
-            for _, future in self._inbox:
-                if not future.done():
-                    future.set_exception(self._log.failure)
+            refuse(self._inbox, self._log.failure)
 
     async def _own(self) -> None:
         while True:
@@ -276,30 +277,29 @@ class Partition:
         if self._must_wait():
             return
         while self._inbox:
-            admit, future = self._inbox[0]
-            if not future.done():  # else the asker is gone
+            asker, admit = self._inbox[0]
+            if not asker.done():  # else it is gone
                 try:
                     if self.raft is not None:
                         self.raft.check_leads()
-                    admit()
+                    admit(asker)
                 except QuiverError as error:
-                    future.set_exception(error)
+                    asker.set_exception(error)
             self._inbox.popleft()
         if self._new_positions:
             self._propose_positions()
 
-    def _admit_batch(self, entry: Entry, future: asyncio.Future[Any]) -> None:
+    def _admit_batch(self, entry: Entry, asker: Asker) -> None:
         sequenced = 0 if entry.flags & FLAG_UNSEQUENCED else entry.producer_id
         stored = self._state.judge(sequenced, entry.producer_epoch, entry.sequence, entry.record_count)
         if stored is None:
-            header = self._propose(entry)
-            self._tail.wait_for_last([(future, ProduceReply(header.base_offset))])
+            self._tail.wait_for_last([(asker, ProduceReply(self._propose(entry).base_offset))])
             return
         reply = ProduceReply(stored.base_offset, duplicate=True)
         if stored.index <= self._state.applied_index:
-            future.set_result(reply)
+            asker.set_result(reply)
         else:
-            self._tail.wait_for(stored.index, future, reply)
+            self._tail.wait_for(stored.index, asker, reply)
 
     def _admit_position(self, position: Position, future: asyncio.Future[Any]) -> None:
         if position.offset > self.high_watermark:

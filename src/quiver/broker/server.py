@@ -33,6 +33,7 @@ from quiver.log.disk import Disk, SystemDisk
 from quiver.net.peers import Peers
 from quiver.net.server import Flow, Reply, Server
 from quiver.replication.group import broker_of
+from quiver.replication.waiting import Asker
 from quiver.types import NodeInfo, PartitionInfo, PartitionStatus, TopicInfo, check_topic_name
 from quiver.wire.batch_check import check_batch
 from quiver.wire.frame import FLAG_CLIENT, Entry, Kind
@@ -217,11 +218,12 @@ class Broker:
         await self._hosting.delete(request.name)
         return Done(), ()
 
-    def _produce_quickly(self, request: Produce, payload: memoryview) -> asyncio.Future[Any] | None:
-        """The future reply, without a task for it; None where more than the partition's answer is needed."""
+    def _produce_quickly(self, request: Produce, payload: memoryview, asker: Asker) -> bool:
+        """Without a task for it; False where more than the partition's answer is needed."""
         if self._stopping or request.flags & FLAG_CLIENT:
-            return None
-        return self._hosting.partition(request.topic, request.partition).submit(self._entry(request, payload))
+            return False
+        self._hosting.partition(request.topic, request.partition).submit(self._entry(request, payload), asker)
+        return True
 
     async def _produce(self, request: Produce, payload: memoryview, flow: Flow) -> Reply:
         partition = self._hosting.partition(request.topic, request.partition)

@@ -6,13 +6,12 @@ Who waits is answered once, and not before that is certain.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import Any, NamedTuple
 
 from quiver.broker.partition_state import PartitionState
 from quiver.errors import ConflictError
-from quiver.replication.waiting import Waiter, refuse, settle
+from quiver.replication.waiting import Asker, Waiter, refuse, settle
 from quiver.wire.frame import FrameHeader, Kind
 from quiver.wire.messages import Position
 
@@ -39,7 +38,7 @@ class Tail:
     def wait_for_last(self, waiters: list[Waiter]) -> None:
         self._entries[-1].waiters.extend(waiters)
 
-    def wait_for(self, index: int, future: asyncio.Future[Any], reply: Any) -> None:
+    def wait_for(self, index: int, future: Asker, reply: Any) -> None:
         self._entries[index - self._entries[0].header.index].waiters.append((future, reply))
 
     def remove(self, first: int, error: Exception) -> None:

@@ -24,6 +24,7 @@ from quiver.errors import (
     QuiverError,
     UnsupportedVersionError,
 )
+from quiver.net.answer import Answer
 from quiver.net.peers import PeerLink, Peers
 from quiver.net.protocol import Buffer, PacketProtocol
 from quiver.wire.messages import (
@@ -49,7 +50,7 @@ from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet, encode_prefix
 logger = logging.getLogger("quiver.net")
 
 Reply = tuple[Struct, Sequence[Buffer]]
-Quick = Callable[[Any, memoryview], "asyncio.Future[Struct] | None"]
+Quick = Callable[[Any, memoryview, Answer], bool]
 Handler = Callable[[Struct, memoryview, "Flow"], Awaitable[Reply]]
 
 _PEER_KINDS = frozenset(KIND_OF[kind] for kind in (PeerHello, PeerMessages, PeerPing))
@@ -73,7 +74,8 @@ class ServerConnection(PacketProtocol):
         super().__init__(HELLO_BYTES_MAX, server.settings.write_buffer_bytes_max)
         self._server = server
         self._ready = False
-        self._tasks: set[asyncio.Future[Any]] = set()
+        self._tasks: set[asyncio.Task[None] | Answer] = set()  # requests under way
+        self._drained: asyncio.Future[None] | None = None
         self._replies: list[bytes] = []  # of this turn, not written yet
         self._bytes_in_flight = 0
         self._reading = True
@@ -117,41 +119,44 @@ class ServerConnection(PacketProtocol):
         if packet.kind == _PING_KIND:
             self.send_packet(_PING_KIND, FLAG_REPLY, packet.correlation, Done())
             return
-        under_way: asyncio.Future[Any] | None = self._serve_quickly(packet)
-        if under_way is None:
-            under_way = asyncio.get_running_loop().create_task(self._serve(packet))
-        size = len(packet.header) + len(packet.payload)
-        self._tasks.add(under_way)
-        self._bytes_in_flight += size
-        under_way.add_done_callback(partial(self._served, size))
+        size_bytes = len(packet.header) + len(packet.payload)
+        self._bytes_in_flight += size_bytes
+        if not self._serve_quickly(packet):
+            task = asyncio.get_running_loop().create_task(self._serve(packet))
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._served, size_bytes))
         self._read_or_pause()
 
-    def _serve_quickly(self, packet: Packet) -> asyncio.Future[Struct] | None:
-        """For the kinds of request that need no task: the future reply, which answers by itself."""
+    def _serve_quickly(self, packet: Packet) -> bool:
+        """For the kinds of request that need no task: True when somebody has the answer and gives it."""
         quick = self._server.quick.get(packet.kind)
         if quick is None:
-            return None
+            return False
+        answer = Answer(self, packet)
+        self._tasks.add(answer)
         try:
-            future = quick(decode_request(packet.kind, packet.header), packet.payload)
+            if quick(decode_request(packet.kind, packet.header), packet.payload, answer):
+                return True
         except QuiverError:
-            return None  # the usual way meets it again and answers it
-        if future is not None:
-            future.add_done_callback(partial(self._answer, packet))
-        return future
+            pass  # the usual way meets it again and answers it
+        self._tasks.discard(answer)
+        return False
 
-    def _answer(self, packet: Packet, future: asyncio.Future[Struct]) -> None:
-        error = None if future.cancelled() else future.exception()
+    def answered(self, answer: Answer, reply: Struct) -> None:
+        self._replies.append(encode_prefix(answer.kind, FLAG_REPLY, answer.correlation, encode(reply), 0))
+        # What one flush committed is answered with one write: each would be a system call and wake the client.
+        if len(self._tasks) <= 1:
+            self._write_replies()
+        elif len(self._replies) == 1:
+            asyncio.get_running_loop().call_soon(self._write_replies)
+        self._served(answer.size_bytes, answer)
+
+    def refused(self, answer: Answer, error: Exception) -> None:
         if isinstance(error, QuiverError):
-            self._send_error(packet.kind, packet.correlation, error)
-        elif error is not None:
-            self._fail(packet, error)
-        elif not future.cancelled():
-            self._replies.append(encode_prefix(packet.kind, FLAG_REPLY, packet.correlation, encode(future.result()), 0))
-            # What one flush committed is answered with one write: each would be a system call and wake the client.
-            if len(self._tasks) <= 1:
-                self._write_replies()
-            elif len(self._replies) == 1:
-                asyncio.get_running_loop().call_soon(self._write_replies)
+            self._send_error(answer.kind, answer.correlation, error)
+        else:
+            self._fail(answer, error)
+        self._served(answer.size_bytes, answer)
 
     def _write_replies(self) -> None:
         replies, self._replies = self._replies, []
@@ -221,13 +226,15 @@ class ServerConnection(PacketProtocol):
         except Exception as error:
             self._fail(packet, error)
 
-    def _fail(self, packet: Packet, error: BaseException) -> None:
-        logger.error("request_failed peer=%s kind=%d", self.peer, packet.kind, exc_info=error)
-        self._send_error(packet.kind, packet.correlation, QuiverError("internal error; the server's log says more"))
+    def _fail(self, asked: Packet | Answer, error: BaseException) -> None:
+        logger.error("request_failed peer=%s kind=%d", self.peer, asked.kind, exc_info=error)
+        self._send_error(asked.kind, asked.correlation, QuiverError("internal error; the server's log says more"))
 
-    def _served(self, size: int, task: asyncio.Future[Any]) -> None:
+    def _served(self, size_bytes: int, task: asyncio.Task[None] | Answer) -> None:
         self._tasks.discard(task)
-        self._bytes_in_flight -= size
+        if not self._tasks and self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._bytes_in_flight -= size_bytes
         self.heard_at_s = time.monotonic()
         self._read_or_pause()
 
@@ -300,14 +307,15 @@ class ServerConnection(PacketProtocol):
     async def drain(self) -> None:
         """Lets the requests under way finish; new ones are refused by the handler."""
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
 
 
 class Server:
     """Serves packets on one address. `handler` may be slow; it runs in a task of its own for each request.
 
-    `quick` has, by kind, handlers that return a future reply at once, or None to go the usual way. `peers` takes the
-    connections that other brokers make their links.
+    `quick` has, by kind, handlers that see to it that the answer is given, or return False to go the usual way. `peers`
+    takes the connections that other brokers make their links.
     """
 
     def __init__(

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
-Waiter = tuple[asyncio.Future[Any], Any]  # who waits, and the reply
+
+class Asker(Protocol):
+    """Who waits for one answer: a future, or what answers a request by itself."""
+
+    def done(self) -> bool:
+        """Answered, or gone."""
+        ...
+
+    def set_result(self, result: Any, /) -> None: ...
+
+    def set_exception(self, error: Any, /) -> None: ...
 
 
-def settle(future: asyncio.Future[Any], result: Any) -> None:
+Waiter = tuple[Asker, Any]  # who waits, and the reply
+
+
+def settle(future: Asker, result: Any) -> None:
     if not future.done():
         future.set_result(result)
 
 
-def refuse(waiters: list[Waiter], error: Exception) -> None:
+def refuse(waiters: Iterable[Waiter], error: Exception) -> None:
     for future, _ in waiters:
         if not future.done():
             future.set_exception(error)

@@ -5,6 +5,8 @@ Rule: everything that reaches a broker comes through here as an event of its loo
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -245,14 +247,13 @@ class Node:
 
     async def _serve(self, request: Any, payload: memoryview, reply: Callable[[Any, bytes], None]) -> None:
         try:
-            under_way = None
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            quick = False
             if isinstance(request, Produce):  # as the server does it
-                try:
-                    under_way = self.broker._produce_quickly(request, payload)
-                except QuiverError:
-                    under_way = None
-            if under_way is not None:
-                answer, frames = await under_way, b""
+                with contextlib.suppress(QuiverError):
+                    quick = self.broker._produce_quickly(request, payload, future)
+            if quick:
+                answer, frames = await future, b""
             else:
                 answer, parts = await self.broker.serve(request, payload, Flow())
                 frames = b"".join(parts)
