@@ -98,8 +98,7 @@ class Producer(_Closing):
                 engine.wait_for_room(sum(counts))
             deliveries.append(engine.add_batch(info, planned))
             counts.append(planned.records.num_rows)
-            # Lets the sending thread have the interpreter now: by itself Python hands it over every 5 ms only.
-            time.sleep(0)
+            engine.pace(info, planned.partition)
         return BatchesFuture(deliveries, counts)
 
     def flush(self, timeout: float | None = None) -> None:
