@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import os
 import signal
@@ -50,6 +51,8 @@ _USER_ERRNOS = frozenset(
 
 # What one process can be. An embedded node is manager and broker in one.
 ROLES = ("embedded", "manager", "broker")
+
+_GC_ALLOCATIONS = 20_000  # more than are freed, until the search for cycles begins; Python's own is 700
 
 logger = logging.getLogger("quiver.node")
 
@@ -120,6 +123,9 @@ async def serve(settings: NodeSettings, parent: ReadyPipe, role: str) -> None:
     try:
         logger.info("node_ready id=%d address=%s http=%s", settings.node_id, node.address, node.http)
         parent.report(NodeReady(settings.node_id, os.getpid(), node.address, node.http))
+        # What is here now stays; and a node makes few cycles, so the search for them need not be done so often.
+        gc.freeze()
+        gc.set_threshold(_GC_ALLOCATIONS)
         await stop.wait()
         logger.info("node_stopping id=%d", settings.node_id)
     finally:
