@@ -66,6 +66,7 @@ class Hosting:
         self._by_uid: dict[str, Partition] = {}
         # Those that get ticks, with how many found them quiet. Whoever is asked or told anything is one of them.
         self._awake: dict[Partition, int] = {}
+        self._told: dict[Partition, None] = {}  # those with messages they have not looked at
         self._repairs: dict[str, Repairer] = {}
         self.catalog = Catalog(disk, f"{settings.data_dir}/broker-{settings.node_id}")
         self.partitions: dict[str, dict[int, Partition | Unusable]] = {}
@@ -81,6 +82,7 @@ class Hosting:
         self._tasks.append(loop.create_task(self._keep_retention()))
         if self._peers is not None:
             self._peers.on_message = self._receive
+            self._peers.on_read = self._take_messages
             self._peers.on_link = self._link_changed
             self._tasks.append(loop.create_task(self._keep_ticking()))
 
@@ -259,7 +261,14 @@ class Hosting:
             repairer.receive(message, frames)
         elif partition is not None and partition.raft is not None:
             self._awake[partition] = 0
+            self._told[partition] = None
             partition.raft.receive(message, frames)
+
+    def _take_messages(self) -> None:
+        """Those who got messages have their turn as soon as all that came together are there."""
+        told, self._told = self._told, {}
+        for partition in told:
+            partition.turns.now()
 
     def _link_changed(self, broker: int, up: bool) -> None:
         for partition in self._by_uid.values():

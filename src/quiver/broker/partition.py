@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from quiver.broker.log_reader import LogReader
-from quiver.broker.partition_state import POSITIONS_MAX, PartitionState, Trim
+from quiver.broker.partition_state import POSITIONS_MAX, PartitionState
 from quiver.broker.tail import Tail
 from quiver.clock import Clock
 from quiver.errors import (
@@ -37,7 +37,8 @@ from quiver.log.replica import SoloReplica
 from quiver.replication.group import describe
 from quiver.replication.raft_replica import RaftReplica
 from quiver.replication.seat import RaftSetup
-from quiver.replication.waiting import Asker, Signal, refuse
+from quiver.replication.turns import Turns
+from quiver.replication.waiting import Asker, Signal, refuse, settle
 from quiver.types import PartitionStatus
 from quiver.wire.frame import FLAG_UNSEQUENCED, Entry, FrameHeader, Kind
 from quiver.wire.messages import Position, ProduceReply
@@ -69,7 +70,7 @@ class Partition:
         self._log = log
         self._writers = writers
         self._clock = clock
-        self._wake = asyncio.Event()
+        self.turns = Turns(self._run)
         self._reader = LogReader(f"{topic}-{number}", log, disk, readers, raft.on_damage if raft else None)
         self._tail = Tail(PartitionState(log.checkpoint))
         self._inbox: deque[tuple[Asker, Callable[[Any], None]]] = deque()
@@ -78,21 +79,21 @@ class Partition:
         self._checkpointing: asyncio.Task[None] | None = None
         self._stopping = self._full = False
         self._abandoned = False  # stop without waiting for commits
-        self._task: asyncio.Task[None] | None = None
+        self._ended: asyncio.Future[None] | None = None  # of the last turn; None: there was no first
         self.raft: RaftReplica | None = None
         if raft is not None:
             # A trim that a crash cut short: its term is known only then.
             log.trim_prefix(log.checkpoint.start.index + 1)
-            self.raft = RaftReplica(raft, log, disk, writers, readers, clock, self._wake.set, self, policy)
+            self.raft = RaftReplica(raft, log, disk, writers, readers, clock, self.turns.wake, self, policy)
         else:
             for _, header, payload in log.scan(log.checkpoint.index + 1):
                 self._state.apply(header, payload)
-        self._replica = self.raft or SoloReplica(log, writers, clock, self._wake.set, policy)
+        self._replica = self.raft or SoloReplica(log, writers, clock, self.turns.wake, policy)
         self._trim()
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"owner {self.topic}-{self.number}")
-        self._wake.set()  # a new group's first election waits for its owner
+        self._ended = asyncio.get_running_loop().create_future()
+        self.turns.start()
 
     @property
     def _state(self) -> PartitionState:
@@ -184,9 +185,8 @@ class Partition:
         damage, log = self._reader.damage, self._log
         problem: QuiverError | None = log.failure or damage
         state = "failed" if log.failure else "corrupt" if damage else "full" if self._full else "online"
-        detail = problem.message if problem else ""
         bounds = (self.start_offset, self.high_watermark, log.size_bytes, log.segment_count)
-        status = PartitionStatus(self.topic, self.number, state, *bounds, detail)
+        status = PartitionStatus(self.topic, self.number, state, *bounds, problem.message if problem else "")
         return status if self.raft is None else describe(status, self.raft.raft)
 
     async def hand_over(self) -> None:
@@ -201,13 +201,14 @@ class Partition:
     async def stop(self) -> None:
         """Finishes what is admitted, check-points, and refuses the rest."""
         self._stopping = self._reader.is_closing = True
-        self._wake.set()
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=None if self.raft is None else _HAND_OVER_S)
-            if not self._task.done():  # it leads without a majority: what it has is not going to be committed
+        self.turns.wake()
+        if (ended := self._ended) is not None:
+            await asyncio.wait([ended], timeout=None if self.raft is None else _HAND_OVER_S)
+            if not ended.done():  # it leads without a majority: what it has is not going to be committed
                 self._abandoned = True
-                self._wake.set()
-                await self._task
+                self.turns.wake()
+                await ended
+            await self._replica.close()
         self._committed.end(ShuttingDownError("the broker is stopping"))
         if self._checkpointing is not None:
             await asyncio.wait([self._checkpointing])
@@ -230,13 +231,13 @@ class Partition:
         if self.raft is not None and not self.raft.is_settling:
             self.raft.check_leads()
         self._inbox.append((asker, admit))
-        self._wake.set()
+        self.turns.wake()
 
     # -- the owner -----------------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
+    def _run(self) -> None:
         try:
-            await self._own()
+            self._own()
         except Exception as error:
             # A bug, not a disk: stop this partition where it is rather than guess.
             if self.raft is not None:
@@ -246,23 +247,26 @@ class Partition:
             self._stopping = True
             self.entries_removed(0, self._log.failure)
             refuse(self._inbox, self._log.failure)
+            self._end()
 
-    async def _own(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            self._take_inbox()
-            if (error := self._replica.step()) is not None:
-                self._disk_refused(error)
-            self._commit()
-            if self._is_finished():
-                await self._replica.close()
-                return
-            if self._inbox and not self._must_wait():
-                self._wake.set()
-            due = self._log.checkpoint_due and not self._is_catching_up
-            if due and self._checkpointing is None and self._log.failure is None:
-                self._checkpointing = asyncio.get_running_loop().create_task(self._checkpoint())
+    def _own(self) -> None:
+        self._take_inbox()
+        if (error := self._replica.step()) is not None:
+            self._disk_refused(error)
+        self._commit()
+        if self._is_finished():
+            self._end()
+            return
+        if self._inbox and not self._must_wait():
+            self.turns.wake()
+        due = self._log.checkpoint_due and not self._is_catching_up
+        if due and self._checkpointing is None and self._log.failure is None:
+            self._checkpointing = asyncio.get_running_loop().create_task(self._checkpoint())
+
+    def _end(self) -> None:
+        self.turns.stop()
+        if self._ended is not None:
+            settle(self._ended, None)
 
     def _is_finished(self) -> bool:
         if not self._stopping or self._inbox:
@@ -323,15 +327,11 @@ class Partition:
         self._tail.wait_for_last([(future, position) for position, future in asked])
 
     def _admit_retention(self, future: asyncio.Future[Any]) -> None:
-        try:
-            plan = self._log.plan_retention(self._clock.now_us())
-        except OSError as error:
-            raise LogFailedError(f"the age of {self.topic}-{self.number} cannot be read: {error}") from error
-        # Never past what is committed, and only when it frees something.
-        if plan is None or plan[0] > self._replica.commit_end or plan[1] <= self._state.start_offset:
+        entry = self._reader.plan_trim(self._clock.now_us(), self._replica.commit_end, self._state.start_offset)
+        if entry is None:
             future.set_result(None)
             return
-        self._propose(Entry.control(Kind.TRIM, msgspec.msgpack.encode(Trim(*plan))))
+        self._propose(entry)
         self._tail.wait_for_last([(future, None)])
 
     def _propose(self, entry: Entry) -> FrameHeader:

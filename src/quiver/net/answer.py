@@ -29,7 +29,7 @@ class Answer:
         self._is_done = False
         self.kind = packet.kind
         self.correlation = packet.correlation
-        self.size_bytes = len(packet.header) + len(packet.payload)
+        self.size_bytes = packet.size_bytes
 
     def done(self) -> bool:
         return self._is_done

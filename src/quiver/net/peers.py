@@ -77,6 +77,11 @@ class PeerLink:
             self._loop.call_soon(self._flush)
         return True
 
+    def write_at_once(self) -> None:
+        """uvloop keeps what is below the limit of its buffer until the end of its turn; below this one is nothing."""
+        if self._carrier.transport is not None:
+            self._carrier.transport.set_write_buffer_limits(high=0)
+
     def flush(self) -> None:
         """Lets what was said go now, not at the end of the turn."""
         if self._entries and self._carrier.is_open:
@@ -130,6 +135,9 @@ class PeerLink:
         if not isinstance(request, PeerPing):
             raise ProtocolError(f"{type(request).__name__} on a link between brokers")
 
+    def read_ended(self) -> None:
+        self._peers.read_ended()
+
     def close(self, reason: str) -> None:
         """Ends the link, with what was not yet sent."""
         if self._carrier.is_open and self._carrier.transport is not None:
@@ -161,6 +169,10 @@ class _Dialled(Connection):
         if self.link is not None:
             self.link.heard()
 
+    def read_ended(self) -> None:
+        if self.link is not None:
+            self.link.read_ended()
+
     def protocol_failed(self, error: ProtocolError) -> None:
         if self.link is not None:
             self.link.close(f"not our protocol: {error}")
@@ -175,7 +187,8 @@ class _Dialled(Connection):
 class Peers:
     """All links of broker `me`. `Server(..., peers=...)` takes those that others dial.
 
-    `on_message` and `on_link` are called on the loop, `on_link(broker, True)` before the first message of a link.
+    `on_message` and `on_link` are called on the loop, `on_link(broker, True)` before the first message of a link;
+    `on_read` after the last message that came together.
     """
 
     def __init__(self, me: int, settings: NetSettings) -> None:
@@ -183,6 +196,7 @@ class Peers:
         self.settings = settings
         self.cluster_id = ""  # known once the broker has joined; until then nobody is let in
         self.on_message: Callable[[str, AnyMessage, memoryview], None] = lambda uid, message, frames: None
+        self.on_read: Callable[[], None] = lambda: None
         self.on_link: Callable[[int, bool], None] = lambda broker, connected: None
         self._addresses: dict[int, str] = {}
         self._links: dict[int, PeerLink] = {}
@@ -258,6 +272,7 @@ class Peers:
             old.close("there is a newer connection")
         link.up = True
         self._links[link.broker] = link
+        link.write_at_once()
         logger.info("peer_connected broker=%d", link.broker)
         self._tell(link.broker, True)
 
@@ -279,6 +294,12 @@ class Peers:
         except Exception:
             # One group's mistake; the messages behind this one are for others.
             logger.exception("on_message_failed uid=%s", uid)
+
+    def read_ended(self) -> None:
+        try:
+            self.on_read()
+        except Exception:
+            logger.exception("on_read_failed")
 
     # -- the lower id dials --------------------------------------------------------------------------------------
 

@@ -37,6 +37,9 @@ class PacketProtocol(asyncio.BufferedProtocol):
     def part_received(self) -> None:
         """Bytes came that do not make a packet whole."""
 
+    def read_ended(self) -> None:
+        """All packets that came together were received."""
+
     @property
     def is_open(self) -> bool:
         return self.transport is not None and not self.transport.is_closing()
@@ -80,7 +83,9 @@ class PacketProtocol(asyncio.BufferedProtocol):
                 if not self.is_open:
                     return
                 self.packet_received(packet)
-            if not packets:
+            if packets:
+                self.read_ended()
+            else:
                 self.part_received()
         except ProtocolError as error:
             self.protocol_failed(error)

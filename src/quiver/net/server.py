@@ -119,18 +119,16 @@ class ServerConnection(PacketProtocol):
         if packet.kind == _PING_KIND:
             self.send_packet(_PING_KIND, FLAG_REPLY, packet.correlation, Done())
             return
-        size_bytes = len(packet.header) + len(packet.payload)
-        self._bytes_in_flight += size_bytes
+        self._bytes_in_flight += packet.size_bytes
         if not self._serve_quickly(packet):
             task = asyncio.get_running_loop().create_task(self._serve(packet))
             self._tasks.add(task)
-            task.add_done_callback(partial(self._served, size_bytes))
+            task.add_done_callback(partial(self._served, packet.size_bytes))
         self._read_or_pause()
 
     def _serve_quickly(self, packet: Packet) -> bool:
         """For the kinds of request that need no task: True when somebody has the answer and gives it."""
-        quick = self._server.quick.get(packet.kind)
-        if quick is None:
+        if (quick := self._server.quick.get(packet.kind)) is None:
             return False
         answer = Answer(self, packet)
         self._tasks.add(answer)
@@ -189,6 +187,10 @@ class ServerConnection(PacketProtocol):
     def part_received(self) -> None:
         if self._link is not None:
             self._link.heard()
+
+    def read_ended(self) -> None:
+        if self._link is not None:
+            self._link.read_ended()
 
     def _handshake(self, packet: Packet) -> None:
         try:
@@ -306,8 +308,8 @@ class ServerConnection(PacketProtocol):
 
     async def drain(self) -> None:
         """Lets the requests under way finish; new ones are refused by the handler."""
+        self._drained = asyncio.get_running_loop().create_future()
         if self._tasks:
-            self._drained = asyncio.get_running_loop().create_future()
             await self._drained
 
 

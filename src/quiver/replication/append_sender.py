@@ -82,13 +82,13 @@ class AppendSender:
             logger.warning("entries_not_found uid=%s first=%d error=%r", self._uid, first, str(error))
         return first
 
-    def send_all(self, messages: list[AnyMessage]) -> bool:
-        """Entries and acknowledgements go at once: a produce waits for them. True when there were entries."""
+    def send_all(self, messages: list[AnyMessage]) -> None:
+        """Entries and acknowledgements go at once: a produce waits for them, and the flush that comes next may run on
+        this thread. Followers must have the entries first, or the syncs would follow each other."""
         for message in messages:
             self.send(message)
         if any(isinstance(message, (Append, AppendReply)) for message in messages):
             self._transport.flush()
-        return any(isinstance(message, Append) for message in messages)
 
     def send(self, message: AnyMessage) -> None:
         if isinstance(message, Append) and message.last > message.prev_index:

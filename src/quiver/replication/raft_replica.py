@@ -70,7 +70,6 @@ class RaftReplica:
         self._links: deque[tuple[int, bool]] = deque()
         self._todo: Ready | None = None
         self._end_before = 0  # `commit_end` before the inputs that led to it
-        self._appends_sent = False  # since the last flush began
         self._saving: Future[None] | None = None
         self._led_term = 0  # the term in which the owner was told that it leads
         self._full_until_s = 0.0
@@ -222,20 +221,11 @@ class RaftReplica:
                 self._todo = None
                 self._watch_leadership()
                 continue
-            if self._flusher.is_busy or self._lets_appends_leave() or (job := self._log.begin_flush()) is None:
+            if self._flusher.is_busy or (job := self._log.begin_flush()) is None:
                 break
             self._flusher.start(job)
         self._tidy()
         return failure
-
-    def _lets_appends_leave(self) -> bool:
-        """A flush may run on this thread. What was handed to a link is written at the end of the turn: followers must
-        have it first, or the syncs would follow each other."""
-        if not self._appends_sent:
-            return False
-        self._appends_sent = False
-        asyncio.get_running_loop().call_soon(self._wake)
-        return True
 
     def _take_flush(self) -> DiskFullError | LogFailedError | None:
         finished = self._flusher.finished()
@@ -320,8 +310,7 @@ class RaftReplica:
                 return False
             todo.work.pop(0)
             self._work.do(work, self.leader)
-        if self._sender.send_all(todo.messages):
-            self._appends_sent = True
+        self._sender.send_all(todo.messages)
         for future, index in todo.reads:
             settle(future, index)
         lost = NotLeaderError("this replica stopped leading", leader=self.leader)

@@ -29,6 +29,10 @@ class Packet(NamedTuple):
     header: memoryview
     payload: memoryview
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self.header) + len(self.payload)
+
 
 def encode_prefix(kind: int, flags: int, correlation: int, header: bytes, payload_bytes: int) -> bytes:
     """Prefix and header in one; the payload is written after it, as it is."""

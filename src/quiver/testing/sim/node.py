@@ -46,6 +46,7 @@ class SimulatedPeers:
         self._node = node
         self._life = node.life
         self.on_message: Callable[[str, AnyMessage, memoryview], None] = lambda uid, message, frames: None
+        self.on_read: Callable[[], None] = lambda: None
         self.on_link: Callable[[int, bool], None] = lambda broker, up: None
 
     def send(self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Buffer] = ()) -> bool:
@@ -236,6 +237,7 @@ class Node:
         message = decode_message(encoded)
         self._trace.message(self.name, sender, encoded, message)
         self._peers.on_message(uid, message, memoryview(frames))
+        self._peers.on_read()
 
     def link_changed(self, other: int, up: bool) -> None:
         self._trace.say(self.name, f"link to n{other} {'up' if up else 'down'}")
