@@ -103,6 +103,15 @@ class PartitionStatus(msgspec.Struct, frozen=True):
     replicas: tuple[ReplicaStatus, ...] = ()
 
 
+class PartitionMove(msgspec.Struct, frozen=True):
+    """A partition on its way: `replicas` are the brokers that are to hold it, those of `leaving` still do."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    leaving: tuple[int, ...]
+
+
 def check_topic_name(name: object) -> str:
     if not isinstance(name, str):
         raise InvalidTopicError(f"a topic name is a string, not {type(name).__name__}")

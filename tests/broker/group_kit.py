@@ -46,10 +46,11 @@ class LocalFlow:
 
 
 class Group:
-    """Brokers 1 to `count`; each has its own disk, which outlives it."""
+    """Brokers 1 to `count`; each has its own disk, which outlives it. `spare` more have nothing of the partition."""
 
-    def __init__(self, count: int = 3, log: LogSettings | None = None) -> None:
-        self.numbers = range(1, count + 1)
+    def __init__(self, count: int = 3, log: LogSettings | None = None, spare: int = 0) -> None:
+        self.numbers = range(1, count + spare + 1)
+        self._founders = range(1, count + 1)
         self.disks = {number: FaultyDisk(number) for number in self.numbers}
         self.brokers: dict[int, Broker] = {}
         self._peers: dict[int, Peers] = {}
@@ -58,7 +59,7 @@ class Group:
     async def __aenter__(self) -> Group:
         for number in self.numbers:
             await self.start(number)
-        ids = [replica_id(number, self.brokers[number].disk_id) for number in self.numbers]
+        ids = [replica_id(number, self.brokers[number].disk_id) for number in self._founders]
         for number in self.numbers:
             await self.host(number, ids)
         self.voters = ids

@@ -16,6 +16,7 @@ import msgspec
 from quiver.errors import CorruptLogError, InvalidRequestError, TopicExistsError, UnknownTopicError
 from quiver.log.disk import Disk, write_atomically
 from quiver.replication.group import broker_of, replica_id
+from quiver.wire.messages import HostTopic
 
 logger = logging.getLogger("quiver.broker")
 
@@ -23,19 +24,25 @@ _FILE: Final = "catalog.json"
 
 
 class CatalogTopic(msgspec.Struct, frozen=True):
-    """`voters` are the replicas of each partition when it was made; `replicas` says which replica of it is ours.
+    """`voters` are the replicas of each partition as a manager last said; `replicas` says which replica of it is ours.
 
-    Both are empty on a node that is a cluster of its own: it has every partition, and nobody else has.
+    Both are empty on a node that is a cluster of its own: it has every partition, and nobody else has. `founders` are
+    the voters that a replica of ours began with, where others were told since: its log begins with them.
     """
 
     name: str
     partitions: list[str]  # the uid of each partition, by number
     voters: list[list[int]] = []
     replicas: dict[str, int] = {}
+    founders: dict[str, list[int]] = {}
+    epochs: list[int] = []  # of what was last said of each partition
 
     def hosted(self) -> list[int]:
         """The partitions that this broker has."""
         return [n for n, uid in enumerate(self.partitions) if not self.voters or uid in self.replicas]
+
+    def founders_of(self, number: int) -> list[int]:
+        return self.founders.get(self.partitions[number], self.voters[number])
 
 
 class _Content(msgspec.Struct):
@@ -92,14 +99,50 @@ class Catalog:
         """A topic with the given directories' names, or fresh ones; it does not exist before `add`."""
         if name in self.topics:
             raise TopicExistsError(f"topic {name} already exists")
+        self._check_unused(name, uids)
+        uids = uids or [uuid.uuid4().hex for _ in range(partitions)]
+        return CatalogTopic(name, uids, voters, self._new_replicas(broker, uids, voters))
+
+    def _check_unused(self, name: str, uids: list[str]) -> None:
         used = {uid for topic in self.topics.values() for uid in topic.partitions}
         if len(set(uids)) < len(uids) or not used.isdisjoint(uids):
             # Two owners would destroy each other's log.
             raise InvalidRequestError(f"topic {name} cannot use the directories of other partitions")
-        uids = uids or [uuid.uuid4().hex for _ in range(partitions)]
+
+    def changed_topic(self, topic: CatalogTopic, asked: HostTopic, broker: int) -> CatalogTopic:
+        """The topic as it is now asked for. Partitions may be added; what is older than what is known is left out."""
+        count = len(topic.partitions)
+        if bool(topic.voters) != bool(asked.voters) or asked.uids[:count] != topic.partitions:
+            raise InvalidRequestError(f"topic {topic.name} is another one here: its partitions have other names")
+        added = asked.uids[count:]
+        self._check_unused(topic.name, added)
+        voters, epochs = [*topic.voters, *asked.voters[count:]], [*topic.epochs] or [0] * count
+        epochs += asked.epochs[count:]
+        replicas = topic.replicas | self._new_replicas(broker, added, asked.voters[count:])
+        founders = dict(topic.founders)
+        for number, uid in enumerate(topic.partitions):
+            if not voters or asked.epochs[number] <= epochs[number]:
+                continue
+            told = asked.voters[number]
+            if broker not in map(broker_of, told):
+                replicas.pop(uid, None)
+                founders.pop(uid, None)
+            elif uid in replicas:
+                founders.setdefault(uid, voters[number])
+            else:
+                replicas |= self._new_replicas(broker, [uid], [told])
+            voters[number], epochs[number] = told, asked.epochs[number]
+        return CatalogTopic(topic.name, asked.uids, voters, replicas, founders, epochs)
+
+    def _new_replicas(self, broker: int, uids: list[str], voters: list[list[int]]) -> dict[str, int]:
+        """Of the partitions that name this broker: its founder, or a newcomer under a new id, because this disk may
+        have had a replica of that partition before, and has forgotten what that one promised."""
         me = replica_id(broker, self.disk_id)
-        held = zip(uids, voters, strict=False)
-        return CatalogTopic(name, uids, voters, {uid: me for uid, found in held if broker in map(broker_of, found)})
+        return {
+            uid: me if me in found else replica_id(broker, _new_disk_id())
+            for uid, found in zip(uids, voters, strict=False)
+            if broker in map(broker_of, found)
+        }
 
     def renew_replica(self, topic: CatalogTopic, uid: str, broker: int) -> CatalogTopic:
         """The directory of that partition is lost: what comes in its place is another replica."""

@@ -12,6 +12,8 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from quiver.broker.catalog import Catalog, CatalogTopic
 from quiver.broker.partition import Partition
 from quiver.clock import Clock
@@ -33,7 +35,7 @@ from quiver.raft import AnyMessage
 from quiver.replication.repair import Repairer, UnrepairableError
 from quiver.replication.seat import RaftSetup, Seat
 from quiver.types import check_topic_name
-from quiver.wire.messages import CreateTopic
+from quiver.wire.messages import CreateTopic, HostTopic
 
 logger = logging.getLogger("quiver.broker")
 
@@ -102,8 +104,8 @@ class Hosting:
             logger.info("torn_tail_cut partition=%s-%d bytes=%d", topic.name, number, log.cut_bytes)
         setup: RaftSetup | None = None
         if topic.voters and self._peers is not None:
-            voters, me = topic.voters[number], topic.replicas[uid]
-            seat = Seat(uid, me, tuple(voters), prefers_to_lead=voters[0] == me)
+            voters, me = topic.founders_of(number), topic.replicas[uid]
+            seat = Seat(uid, me, tuple(voters), tuple(topic.voters[number]), prefers_to_lead=voters[0] == me)
             on_damage = partial(self._mend, topic.name, number)
             setup = RaftSetup(seat, directory, self._settings.raft, self._peers, on_damage)
         return Partition(
@@ -172,8 +174,9 @@ class Hosting:
                 self._disk.remove_tree(directory)
         async with self._lock:
             del self._repairs[uid]
-            if topic.name in self.partitions:
-                self.partitions[topic.name][number] = self._recover(topic, number)
+            now = self.catalog.topics.get(topic.name)
+            if now is not None and uid in now.replicas:  # else it was deleted or moved away meanwhile
+                self.partitions[topic.name][number] = self._recover(now, number)
 
     # -- what is here --------------------------------------------------------------------------------------------
 
@@ -203,6 +206,10 @@ class Hosting:
     async def create(self, request: CreateTopic) -> None:
         await self._finish(self._make_topic(request))
 
+    async def host(self, request: HostTopic) -> None:
+        """Makes what is here of a topic what a manager says it is to be."""
+        await self._finish(self._change_topic(request))
+
     async def delete(self, name: str) -> None:
         await self._finish(self._drop_topic(name))
 
@@ -211,24 +218,56 @@ class Hosting:
             topic = self.catalog.new_topic(
                 request.name, request.partitions, request.uids, request.voters, self._settings.node_id
             )
-            try:
-                # In a thread: thousands of directories take seconds, and the others are served meanwhile.
-                partitions = await asyncio.get_running_loop().run_in_executor(self._writers, self._store_topic, topic)
-            except OSError as error:
-                raise DiskFullError(f"topic {topic.name} cannot be stored: {error}") from error
-            for number, partition in partitions.items():
-                self._start(topic.partitions[number], partition)
-            self.partitions[topic.name] = {**partitions}
+            await self._put(topic, topic.hosted())
         logger.info("topic_created topic=%s partitions=%d", topic.name, len(topic.partitions))
 
-    def _store_topic(self, topic: CatalogTopic) -> dict[int, Partition]:
+    async def _change_topic(self, request: HostTopic) -> None:
+        me = self._settings.node_id
+        async with self._lock:
+            known = self.catalog.topics.get(request.name)
+            if known is None:
+                made = self.catalog.new_topic(request.name, 0, request.uids, request.voters, me)
+                topic, before = msgspec.structs.replace(made, epochs=request.epochs), set()
+            else:
+                topic, before = self.catalog.changed_topic(known, request, me), set(known.hosted())
+            if topic == known:
+                return
+            hosted = set(topic.hosted())
+            await self._put(topic, sorted(hosted - before))
+            here = self.partitions[topic.name]
+            await self._close(topic, {number: here.pop(number) for number in before - hosted})
+        logger.info("topic_changed topic=%s new=%d gone=%d", topic.name, len(hosted - before), len(before - hosted))
+
+    async def _put(self, topic: CatalogTopic, new: list[int]) -> None:
+        """The topic is as given from now on; `new` of its partitions are made."""
         try:
-            partitions = {number: self._open(topic, number) for number in topic.hosted()}
+            # In a thread: thousands of directories take seconds, and the others are served meanwhile.
+            store = partial(self._store_topic, topic, new)
+            partitions = await asyncio.get_running_loop().run_in_executor(self._writers, store)
+        except OSError as error:
+            raise DiskFullError(f"topic {topic.name} cannot be stored: {error}") from error
+        for number, partition in partitions.items():
+            self._start(topic.partitions[number], partition)
+        self.partitions[topic.name] = self.partitions.get(topic.name, {}) | partitions
+
+    def _store_topic(self, topic: CatalogTopic, new: list[int]) -> dict[int, Partition]:
+        try:
+            partitions = {number: self._open(topic, number) for number in new}
             self.catalog.add(topic)
         except OSError:
             self.catalog.remove_leftovers()
             raise
         return partitions
+
+    async def _close(self, topic: CatalogTopic, gone: dict[int, Partition | Unusable]) -> None:
+        """Ends partitions that neither the catalog nor `partitions` have any more, and removes their files."""
+        for number, partition in gone.items():
+            self._by_uid.pop(topic.partitions[number], None)
+            if isinstance(partition, Partition):
+                self._awake.pop(partition, None)
+                await partition.stop()
+        if gone:
+            await asyncio.get_running_loop().run_in_executor(self._writers, self.catalog.remove_leftovers)
 
     async def _finish(self, change: Coroutine[Any, Any, None]) -> None:
         """Waits for a change that goes on when the asker does not: half a deletion would leave owners and files."""
@@ -245,12 +284,7 @@ class Hosting:
             except OSError as error:
                 raise DiskFullError(f"the deletion of {name} cannot be stored: {error}") from error
             assert topic is not None
-            for number, partition in self.partitions.pop(name).items():
-                self._by_uid.pop(topic.partitions[number], None)
-                if isinstance(partition, Partition):
-                    self._awake.pop(partition, None)
-                    await partition.stop()
-            await asyncio.get_running_loop().run_in_executor(self._writers, self.catalog.remove_leftovers)
+            await self._close(topic, self.partitions.pop(name))
         logger.info("topic_deleted topic=%s", name)
 
     # -- what drives them ----------------------------------------------------------------------------------------

@@ -28,12 +28,16 @@ from quiver.net.remote_link import RemoteLink
 from quiver.net.server import Flow, Reply
 from quiver.types import NodeInfo, PartitionInfo, TopicInfo
 from quiver.wire.messages import (
+    AddPartitions,
     CreateTopic,
     DeleteTopic,
     GetMetadata,
+    GetMoves,
     JoinCluster,
     JoinReply,
     MetadataReply,
+    Rebalance,
+    RemoveBroker,
 )
 
 logger = logging.getLogger("quiver.broker")
@@ -91,7 +95,15 @@ class Membership:
     @property
     def handlers(self) -> dict[type[msgspec.Struct], Any]:
         """What is asked of this broker and known by the manager."""
-        return {GetMetadata: self._get_metadata, CreateTopic: self._change_topics, DeleteTopic: self._change_topics}
+        return {
+            GetMetadata: self._get_metadata,
+            CreateTopic: self._change_topics,
+            DeleteTopic: self._change_topics,
+            AddPartitions: self._pass_on,
+            RemoveBroker: self._pass_on,
+            Rebalance: self._pass_on,
+            GetMoves: self._pass_on,
+        }
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -222,8 +234,11 @@ class Membership:
         if from_manager:
             reply: Reply = await self._serve(request, payload, flow)
             return reply
+        return await self._pass_on(request, payload, flow)
+
+    async def _pass_on(self, request: msgspec.Struct, payload: memoryview, flow: Flow) -> Reply:
         if not self._manager_is_here:
-            raise UnavailableError("topics cannot be changed now: the manager is away")
+            raise UnavailableError("topics and brokers cannot be changed now: the manager is away")
         try:
             return await self._link.call(request)
         except (ConnectionLostError, RequestTimeoutError) as error:

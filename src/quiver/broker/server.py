@@ -54,12 +54,15 @@ from quiver.wire.messages import (
     GetPosition,
     GetStatus,
     HelloReply,
+    HostTopic,
     ListOffset,
     ListOffsetReply,
     MetadataReply,
     PositionReply,
     Produce,
     ProduceReply,
+    ReplicasReply,
+    SetReplicas,
     StatusReply,
 )
 
@@ -109,6 +112,8 @@ class Broker:
             GetPosition: self._get_position,
             GetStatus: self._get_status,
             CountClient: self._count_client,
+            HostTopic: self._host_topic,
+            SetReplicas: self._set_replicas,
         }
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -217,6 +222,26 @@ class Broker:
         check_topic_name(request.name)
         await self._hosting.delete(request.name)
         return Done(), ()
+
+    async def _host_topic(self, request: HostTopic, payload: memoryview, flow: Flow) -> Reply:
+        check_topic_name(request.name)
+        count = len(request.uids)
+        if len(request.voters) not in (0, count) or len(request.epochs) != count or not all(request.voters):
+            raise InvalidRequestError(f"each of the {count} partitions needs its replicas and its epoch")
+        await self._hosting.host(request)
+        return Done(), ()
+
+    async def _set_replicas(self, request: SetReplicas, payload: memoryview, flow: Flow) -> Reply:
+        partition = self._hosting.partition(request.topic, request.partition)
+        if self._hosting.catalog.topics[request.topic].partitions[request.partition] != request.uid:
+            raise InvalidRequestError(f"{request.topic}-{request.partition} is another partition here")
+        if len(set(request.brokers)) < len(request.brokers):
+            raise InvalidRequestError("a broker cannot hold two replicas of one partition")
+        if partition.raft is None:
+            raise InvalidRequestError(f"{request.topic}-{request.partition} is on this node alone and cannot be moved")
+        membership, done = partition.raft.set_replicas(request.epoch, request.brokers)
+        voters, learners = map(broker_of, membership.voters), map(broker_of, membership.learners)
+        return ReplicasReply(list(voters), list(learners), done), ()
 
     def _produce_quickly(self, request: Produce, payload: memoryview, asker: Asker) -> bool:
         """Without a task for it; False where more than the partition's answer is needed."""

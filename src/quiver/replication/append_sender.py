@@ -24,7 +24,7 @@ from quiver.raft import AnyMessage, Append, Snapshot
 from quiver.raft.messages import AppendReply, Repair, RepairReply
 from quiver.replication.frame_cache import Buffer, FrameCache
 from quiver.replication.group import broker_of, decode_membership
-from quiver.wire.frame import FrameHeader, Kind, walk_frames
+from quiver.wire.frame import FrameError, FrameHeader, Kind, walk_frames
 
 logger = logging.getLogger("quiver.replication")
 
@@ -161,6 +161,17 @@ class AppendSender:
         for task in self._reading:
             task.cancel()
         await asyncio.gather(*self._reading, return_exceptions=True)
+
+
+def with_body(message: AnyMessage, frames: memoryview, uid: str) -> AnyMessage | None:
+    """A message with what travelled with it. None for frames that are not whole: the sender will send them again."""
+    if isinstance(message, Append) and message.last > message.prev_index:
+        try:
+            return with_entries(message, frames)
+        except (FrameError, ValueError) as error:
+            logger.warning("append_refused uid=%s sender=%d error=%r", uid, message.sender, str(error))
+            return None
+    return msgspec.structs.replace(message, body=frames) if isinstance(message, Snapshot) else message
 
 
 def with_entries(message: Append, frames: memoryview) -> Append:

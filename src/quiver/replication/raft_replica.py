@@ -11,10 +11,8 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-
-import msgspec
 
 from quiver.clock import Clock
 from quiver.errors import CorruptLogError, DiskFullError, LogFailedError, NotLeaderError
@@ -23,20 +21,19 @@ from quiver.log.disk import Disk
 from quiver.log.flusher import Flusher, FlushPolicy
 from quiver.log.partition_log import PartitionLog
 from quiver.log.slots import HardStateFile
-from quiver.raft import AnyMessage, Append, Install, Membership, Raft, Ready, Snapshot, Truncate
+from quiver.raft import AnyMessage, Install, Membership, Raft, Ready, Truncate
 from quiver.raft.messages import Join, Repair
-from quiver.replication.admission import Admission
-from quiver.replication.append_sender import AppendSender, with_entries
+from quiver.replication.admission import Admission, HandOver, Step
+from quiver.replication.append_sender import AppendSender, with_body
 from quiver.replication.group import LogView, broker_of, encode, summarise
 from quiver.replication.log_work import LogWork
 from quiver.replication.seat import Owner, RaftSetup
 from quiver.replication.waiting import refuse, settle
-from quiver.wire.frame import Entry, FrameError, FrameHeader, Kind
+from quiver.wire.frame import Entry, FrameHeader, Kind
 
 logger = logging.getLogger("quiver.replication")
 
-# A replica whose disk was full does not stand for election for so long.
-_FULL_S = 5.0
+_FULL_S = 5.0  # a replica whose disk was full does not stand for election for so long
 _FIRST_ELECTION_S = 0.05
 _JOIN_S = 0.5  # how often a replica that is not in its group asks to be
 
@@ -168,19 +165,11 @@ class RaftReplica:
 
     def receive(self, message: AnyMessage, frames: memoryview) -> None:
         """A message of a peer. Frames that are not whole are not for us: the sender will send them again."""
-        if isinstance(message, Append) and message.last > message.prev_index:
-            try:
-                message = with_entries(message, frames)
-            except (FrameError, ValueError) as error:
-                logger.warning("append_refused uid=%s sender=%d error=%r", self._seat.uid, message.sender, str(error))
-                return
-        elif isinstance(message, Snapshot):
-            message = msgspec.structs.replace(message, body=frames)
-        elif isinstance(message, Repair):
+        if isinstance(message, Repair):
             self._sender.answer_repair(message, self.raft.commit)
-            return
-        self._inputs.append(message)
-        self._wake()
+        elif (whole := with_body(message, frames, self._seat.uid)) is not None:
+            self._inputs.append(whole)
+            self._wake()
 
     def link_changed(self, broker: int, up: bool) -> None:
         self._links.append((broker, up))
@@ -297,8 +286,8 @@ class RaftReplica:
             raft.campaign()
         if raft.me not in raft.membership.voters:
             self._ask_to_join()
-        if self.leads and (membership := self._admission.next_step(raft)) is not None:
-            self._change(membership)
+        if self.leads and (step := self._admission.next_step(raft)) is not None:
+            self._change(step)
 
     def _perform(self, todo: Ready) -> bool:
         """False: it must wait for the disk, and goes on when woken."""
@@ -335,7 +324,7 @@ class RaftReplica:
         now_s = self._clock.monotonic_s()
         if now_s >= self._ask_at_s:
             self._ask_at_s = now_s + _JOIN_S
-            for broker in {broker_of(voter) for voter in (*self._seat.voters, *self.raft.membership.voters)}:
+            for broker in self._seat.to_ask(self.raft.membership.voters):
                 self._transport.send(broker, self._seat.uid, Join(self._seat.me, 0, self.raft.term))
 
     def _is_flushed(self) -> bool:
@@ -357,6 +346,7 @@ class RaftReplica:
     def _watch_leadership(self) -> None:
         term = self.raft.term if self.raft.leader is not None else 0
         if self._led_term not in (0, term):
+            self._admission.forget_order()
             self._owner.leadership_lost()
             if self._deposed is not None:
                 settle(self._deposed, None)
@@ -372,14 +362,24 @@ class RaftReplica:
 
     # -- membership ----------------------------------------------------------------------------------------------
 
-    def _change(self, membership: Membership) -> None:
+    def set_replicas(self, epoch: int, brokers: Sequence[int]) -> tuple[Membership, bool]:
+        """Orders which brokers are to hold this partition. Gives who does now, and whether that is done."""
+        self.check_leads()
+        self._admission.order(epoch, brokers)
+        self._wake()
+        return self.raft.membership, self._admission.is_done(self.raft)
+
+    def _change(self, step: Step) -> None:
+        if isinstance(step, HandOver):
+            self.raft.transfer(step.to)
+            return
         try:
-            _, term = self.raft.propose_membership(membership)
+            _, term = self.raft.propose_membership(step)
         except NotLeaderError:
             return  # it hands over; who takes over is asked again
-        payload = encode(membership)
+        payload = encode(step)
         self._owner.entry_appended(self._work.append(term, Entry.control(Kind.MEMBERSHIP, payload)), payload)
-        logger.info("membership uid=%s voters=%s learners=%s", self._seat.uid, membership.voters, membership.learners)
+        logger.info("membership uid=%s voters=%s learners=%s", self._seat.uid, step.voters, step.learners)
 
     async def close(self) -> None:
         """Waits for the disk work under way. What was not committed by then was not acknowledged."""

@@ -125,7 +125,7 @@ class Repairer:
         self._answer = asyncio.get_running_loop().create_future()
         while not self._answer.done():
             for voter in self._voters:
-                if voter != self._me:
+                if broker_of(voter) != broker_of(self._me):
                     request = Repair(self._me, voter, 0, index)
                     self._transport.send(broker_of(voter), self._uid, request)
             await asyncio.wait([self._answer], timeout=_ASK_S)

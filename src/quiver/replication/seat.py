@@ -9,6 +9,7 @@ from quiver.config import RaftSettings
 from quiver.errors import CorruptLogError
 from quiver.log.checkpoint import Checkpoint
 from quiver.replication.append_sender import Transport
+from quiver.replication.group import broker_of
 from quiver.wire.frame import FrameHeader
 
 
@@ -30,7 +31,12 @@ class Seat(NamedTuple):
     uid: str
     me: int
     voters: tuple[int, ...]  # of the group when it was made
+    named: tuple[int, ...] = ()  # whose brokers have it now, as far as was told: where a newcomer asks to be taken in
     prefers_to_lead: bool = False
+
+    def to_ask(self, voters: tuple[int, ...]) -> set[int]:
+        """The brokers that may know the leader: `voters` are the group's, as far as its log says."""
+        return {broker_of(replica) for replica in (*self.voters, *self.named, *voters)}
 
 
 class RaftSetup(NamedTuple):

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quiver.errors import InvalidRequestError, ProtocolError
-from quiver.types import PARTITIONS_MAX, NodeInfo, PartitionStatus, TopicInfo
+from quiver.types import PARTITIONS_MAX, NodeInfo, PartitionMove, PartitionStatus, TopicInfo
 
 PROTOCOL_VERSION: Final = 1
 HELLO_MAGIC: Final = "quiver"
@@ -84,6 +84,70 @@ class DeleteTopic(Struct, array_like=True, frozen=True):
 
     name: Name
     uid: Annotated[str, Meta(max_length=64)] = ""
+
+
+class HostTopic(Struct, array_like=True, frozen=True):
+    """Said by a manager: what a broker is to have of a topic from now on. Saying it twice changes nothing.
+
+    A broker has the partitions that name a replica of it in `voters`. One whose replica is not there yet makes it: with
+    the id that is named, or as a newcomer under an id of its own when another is. What it has and is no longer named
+    for, it deletes. `epochs` tell which of two such words about a partition is the newer one. Without voters each
+    partition is a group of one, here.
+    """
+
+    name: Name
+    uids: Annotated[list[Uid], Meta(min_length=1, max_length=PARTITIONS_MAX)]
+    voters: Annotated[list[Voters], Meta(max_length=PARTITIONS_MAX)]
+    epochs: Annotated[list[UInt32], Meta(max_length=PARTITIONS_MAX)]
+
+
+class SetReplicas(Struct, array_like=True, frozen=True):
+    """Said by a manager to the leader of a partition: these brokers are to hold it, the first one is to lead.
+
+    The leader goes there one step of membership at a time. Asked again, it tells how far it is.
+    """
+
+    topic: Name
+    partition: UInt32
+    uid: Uid
+    epoch: UInt32
+    brokers: Annotated[list[BrokerId], Meta(min_length=1, max_length=REPLICAS_MAX)]
+
+
+class ReplicasReply(Struct, array_like=True, frozen=True):
+    """The brokers that vote and those that learn. `done`: it is as ordered, and that is committed."""
+
+    voters: list[int]
+    learners: list[int]
+    done: bool
+
+
+class AddPartitions(Struct, array_like=True, frozen=True):
+    """The topic is to have so many partitions. It can only get more."""
+
+    name: Name
+    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)]
+
+
+class RemoveBroker(Struct, array_like=True, frozen=True):
+    """Its replicas go to others, then it is forgotten. The reply comes when that has begun."""
+
+    broker_id: BrokerId
+
+
+class Rebalance(Struct, array_like=True, frozen=True):
+    """Every broker is to get its share of replicas and leaders. The reply comes when that has begun."""
+
+
+class GetMoves(Struct, array_like=True, frozen=True):
+    pass
+
+
+class MovesReply(Struct, array_like=True, frozen=True):
+    """The partitions that are on their way to other brokers, and the brokers that are being removed."""
+
+    moves: list[PartitionMove]
+    draining: list[int]
 
 
 class Produce(Struct, array_like=True, frozen=True):
@@ -264,6 +328,12 @@ REQUESTS: Final[dict[int, type[Struct]]] = {
     21: PeerHello,
     22: PeerMessages,
     23: PeerPing,
+    30: HostTopic,
+    31: SetReplicas,
+    32: AddPartitions,
+    33: RemoveBroker,
+    34: Rebalance,
+    35: GetMoves,
 }
 REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
     Hello: HelloReply,
@@ -280,6 +350,12 @@ REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
     CountClient: CountReply,
     JoinCluster: JoinReply,
     PeerHello: Done,
+    HostTopic: Done,
+    SetReplicas: ReplicasReply,
+    AddPartitions: Done,
+    RemoveBroker: Done,
+    Rebalance: MovesReply,
+    GetMoves: MovesReply,
 }
 KIND_OF: Final[dict[type[Struct], int]] = {request: kind for kind, request in REQUESTS.items()}
 
