@@ -17,14 +17,20 @@ import sqlalchemy as sa
 
 from quiver.errors import RequestError
 from quiver.metadata.commands import (
+    AddPartitions,
     Command,
     CreateTopic,
     DeleteTopic,
+    DrainBroker,
+    Place,
+    PlaceReplicas,
     RegisterBroker,
     RegisterConsumer,
     RegisterManager,
     RegisterProducer,
     RemoveBroker,
+    Settled,
+    SettleReplicas,
 )
 from quiver.metadata.state import Applied, State
 
@@ -55,26 +61,43 @@ def manager(manager_id: int, disk_id: int = 7) -> RegisterManager:
     return RegisterManager(manager_id, *ports, manager_id << 32 | disk_id, next(_times))
 
 
-def random_command(dice: random.Random) -> Command:
-    """From few names and numbers, so that commands meet what others made, and are refused now and then."""
+def add_partitions(topic: str, first: int, count: int) -> AddPartitions:
+    return AddPartitions(topic, first, [uuid.uuid4().hex for _ in range(count)])
+
+
+def random_command(dice: random.Random, state: State | None = None) -> Command:
+    """From few names and numbers, so that commands meet what others made, and are refused now and then. `state` is
+    what the command will meet: what is placed and settled is looked for there."""
     topic, partition = dice.choice(TOPICS), dice.choice((None, None, 0, 1, 2, -1, 7))
+    known = [found for one in state.topics.values() for found in one.partitions] if state else []
+    some = dice.sample(known, min(len(known), 3))
+    places = [
+        Place(one.topic, one.number, one.uid, one.epoch - (dice.random() < 0.1), dice.choices((1, 2, 3, 4), k=size))
+        for one in some
+        if (size := dice.randint(0, 3)) or dice.random() < 0.2
+    ]
+    settled = [Settled(one.topic, one.number, one.uid, one.epoch - (dice.random() < 0.1)) for one in some]
     return dice.choices(
         (
             create(topic, dice.randint(1, 4), dice.randint(1, 4)),
             DeleteTopic(topic),
             produce(topic, partition, partitions=dice.choice((None, 1, 3))),
             consume(topic, partition),
-            broker(dice.randint(1, 4), dice.choice(("", "[::1]:7")), dice.choice((0, 5, 2**32 - 1))),
+            broker(dice.randint(1, 4), dice.choice(("", "[::1]:7")), dice.choice((0, 5, 5, 2**32 - 1))),
             RemoveBroker(dice.randint(1, 5)),
             manager(dice.randint(1, 3), dice.randint(1, 2)),
+            DrainBroker(dice.randint(1, 5)),
+            add_partitions(topic, dice.randint(0, 5), dice.randint(1, 3)),
+            PlaceReplicas(places),
+            SettleReplicas(settled),
         ),
-        (4, 2, 4, 4, 2, 1, 1),
+        (4, 2, 4, 4, 4, 3, 1, 1, 2, 5, 3),
     )[0]
 
 
 def image(state: State) -> Any:
     """Everything that is in a state, as plain values that no later command changes."""
-    found = (state.topics, state.producers, state.consumers, state.brokers, state.managers)
+    found = (state.topics, state.producers, state.consumers, state.brokers, state.removed, state.managers)
     return msgspec.to_builtins((state.applied, state.counters, *found))
 
 

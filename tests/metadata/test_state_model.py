@@ -7,15 +7,25 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quiver.metadata.commands import Command, CreateTopic, RegisterProducer, decode_command, encode_command
+from quiver.metadata.commands import (
+    Command,
+    CreateTopic,
+    RegisterProducer,
+    SettleReplicas,
+    decode_command,
+    encode_command,
+)
 from quiver.metadata.image import copy_of, decode_state, difference, encode_state
 from quiver.metadata.state import Applied, Consumer, Entity, Producer, Put, State, Topic
 from tests.metadata.kit import attempt, image, random_command
 
 
 def commands_of(seed: int, count: int = 50) -> list[Command]:
-    dice = random.Random(seed)
-    return [random_command(dice) for _ in range(count)]
+    dice, state, found = random.Random(seed), State(), []
+    for _ in range(count):
+        found.append(random_command(dice, state))
+        attempt(state, found[-1])
+    return found
 
 
 seeds = st.integers(0, 2**32)
@@ -57,7 +67,7 @@ def test_the_changes_tell_everything_that_is_different(seed: int) -> None:
 
 
 def entities(state: State) -> list[Entity]:
-    found = (state.topics, state.producers, state.consumers, state.brokers, state.managers)
+    found = (state.topics, state.producers, state.consumers, state.brokers, state.removed, state.managers)
     return [entity for kind in found for entity in kind.values()]  # type: ignore[attr-defined]
 
 
@@ -107,6 +117,7 @@ def _is_same(known: str, entity: Entity) -> bool:
 def test_ids_rise_and_are_never_given_twice(seed: int) -> None:
     state = State()
     last: dict[str, int] = {"producer": 0, "consumer": 0, "partition": 0}
+    known: set[int] = set()
 
     def new(kind: str, given: int) -> None:
         assert given == last[kind] + 1
@@ -123,7 +134,9 @@ def test_ids_rise_and_are_never_given_twice(seed: int) -> None:
                 new("consumer", change.entity.id)
             elif isinstance(change.entity, Topic):
                 for partition in change.entity.partitions:
-                    new("partition", partition.id)
+                    if partition.id not in known:
+                        known.add(partition.id)
+                        new("partition", partition.id)
 
 
 @given(seeds)
@@ -139,23 +152,46 @@ def test_what_refers_to_a_topic_finds_it(seed: int) -> None:
             assert all(partition.topic == topic.name for partition in topic.partitions)
 
 
+@given(seeds)
+def test_who_holds_a_partition_is_known_and_kept_until_it_is_settled(seed: int) -> None:
+    state = State()
+    for command in commands_of(seed):
+        before = {one.uid: one for topic in state.topics.values() for one in topic.partitions}
+        attempt(state, command)
+        for topic in state.topics.values():
+            for partition in topic.partitions:
+                assert len(set(partition.replicas + partition.leaving)) == len(partition.replicas + partition.leaving)
+                assert set(partition.replicas + partition.leaving) <= state.brokers.keys()
+                assert partition.moving or not partition.leaving
+                if partition.epoch and partition.voters:
+                    assert {voter >> 32 for voter in partition.voters} == set(partition.holders)
+                old = before.get(partition.uid, partition)
+                assert partition.epoch >= old.epoch
+                assert partition == old or partition.epoch > old.epoch
+                if partition.voters and not isinstance(command, SettleReplicas):
+                    assert set(old.holders) <= set(partition.holders), "a replica was given up that may be needed"
+
+
 def test_the_commands_of_these_tests_do_and_refuse_everything() -> None:
     """A model test that never meets a case proves nothing about it."""
     met: set[tuple[str, bool]] = set()
+    moved: set[tuple[bool, bool]] = set()
     made_by_producer = False
-    for seed in range(20):
+    for seed in range(60):
         state = State()
         for command in commands_of(seed):
             applied = attempt(state, command)
             met.add((type(command).__name__, isinstance(applied, Applied)))
+            moved |= {(p.moving, bool(p.leaving)) for topic in state.topics.values() for p in topic.partitions}
             made_by_producer |= (
                 isinstance(command, RegisterProducer)
                 and isinstance(applied, Applied)
                 and any(isinstance(change.entity, Topic) for change in applied.changes)
             )
     kinds = {kind for kind, _ in met}
-    assert len(kinds) == 7
+    assert len(kinds) == 11
     assert met >= {(kind, True) for kind in kinds}
-    assert met >= {(kind, False) for kind in kinds - {"RegisterBroker", "RegisterManager"}}
+    assert met >= {(kind, False) for kind in kinds - {"SettleReplicas", "RegisterManager"}}
+    assert moved == {(False, False), (True, False), (True, True)}
     assert made_by_producer
     assert CreateTopic.__name__ in kinds

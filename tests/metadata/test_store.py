@@ -13,13 +13,27 @@ import sqlalchemy as sa
 from quiver.metadata.commands import Command, CreateTopic, DeleteTopic
 from quiver.metadata.state import Applied, Counters, State
 from quiver.metadata.store import Store
-from tests.metadata.kit import attempt, broker, consume, create, dump, image, manager, produce, random_command
+from tests.metadata.kit import (
+    add_partitions,
+    attempt,
+    broker,
+    consume,
+    create,
+    dump,
+    image,
+    manager,
+    produce,
+    random_command,
+)
 
 # R12, and what the log's directory of a partition is called.
 COLUMNS = {
-    "broker_metadata": ["broker_id", "endpoint", "last_heartbeat", "status", "disk_id"],
+    "broker_metadata": ["broker_id", "endpoint", "last_heartbeat", "status", "disk_id", "phase"],
     "topic_metadata": ["topic_name", "partitions", "replication_factor", "created_at"],
-    "partition_metadata": ["id", "topic_name", "partition_id", "uid", "broker_id", "replicas", "size", "voters"],
+    "partition_metadata": [
+        *("id", "topic_name", "partition_id", "uid", "broker_id", "replicas", "size", "voters"),
+        *("epoch", "leaving", "moving"),
+    ],
     "producer_metadata": ["producer_id", "topic_name", "partition_id", "last_seen"],
     "consumer_metadata": ["consumer_id", "topic_name", "partition_id", "offset", "last_seen"],
     "manager_metadata": ["manager_id", "endpoint", "http", "last_heartbeat", "status", "replica_id"],
@@ -98,11 +112,11 @@ def test_the_rows_say_what_the_commands_did(url: str) -> None:
         play(store, State(), furnished())
         found = dump(url)
     assert found == {
-        "broker_metadata": [(1, "127.0.0.1:9001", None, "active", 7), (2, "127.0.0.1:9002", None, "active", 8)],
+        "broker_metadata": [(1, "127.0.0.1:9001", None, "active", 7, ""), (2, "127.0.0.1:9002", None, "active", 8, "")],
         "topic_metadata": [("logs", 2, 2, 1000)],
         "partition_metadata": [
-            (1, "logs", 0, "u0", 1, "1,2", 0, f"{1 << 32 | 7},{2 << 32 | 8}"),
-            (2, "logs", 1, "u1", 2, "2,1", 0, f"{2 << 32 | 8},{1 << 32 | 7}"),
+            (1, "logs", 0, "u0", 1, "1,2", 0, f"{1 << 32 | 7},{2 << 32 | 8}", 0, "", 0),
+            (2, "logs", 1, "u1", 2, "2,1", 0, f"{2 << 32 | 8},{1 << 32 | 7}", 0, "", 0),
         ],
         "producer_metadata": [(1, "logs", None, None), (2, "logs", 1, None)],
         "consumer_metadata": [(1, "logs", 0, 0, None), (2, "logs", None, 0, None)],
@@ -115,6 +129,15 @@ def test_the_rows_say_what_the_commands_did(url: str) -> None:
             ("producer", 3),
         ],
     }
+
+
+def test_a_change_of_a_topic_keeps_what_was_observed_of_its_partitions(url: str) -> None:
+    with opened(url) as store:
+        state = State()
+        play(store, state, [broker(1, disk_id=7), create("logs", 2)])
+        store.record({("partition_metadata", "size"): {1: 10, 2: 20}})
+        play(store, state, [add_partitions("logs", 2, 1)])
+        assert [row[6] for row in dump(url)["partition_metadata"]] == [10, 20, 0]
 
 
 def test_a_database_of_an_earlier_version_gets_the_columns_that_came_later(url: str) -> None:
@@ -158,7 +181,7 @@ def test_a_restart_finds_the_state_after_the_same_commands(url: str, seed: int) 
     state, known = State(), State()
     store = Store(url)
     for _ in range(60):
-        command = random_command(dice)
+        command = random_command(dice, state)
         applied, again = attempt(state, command), attempt(known, command)
         # The one that lived and the one that was read answer alike.
         assert applied == again

@@ -65,8 +65,62 @@ class RegisterManager(Struct, frozen=True, tag="register_manager"):
     now_us: int
 
 
+class DrainBroker(Struct, frozen=True, tag="drain_broker"):
+    """Its replicas are to go elsewhere, and it gets no new ones; then it is removed."""
+
+    broker_id: int
+
+
+class AddPartitions(Struct, frozen=True, tag="add_partitions"):
+    """`uids` of the new partitions; `first` is the number of the first one. `brokers` as for a new topic."""
+
+    topic: str
+    first: int
+    uids: list[str]
+    brokers: list[int] = []
+
+
+class Place(Struct, frozen=True):
+    """One partition is to be on these brokers, the first is to lead. Planned when it was at `epoch`."""
+
+    topic: str
+    number: int
+    uid: str
+    epoch: int
+    replicas: list[int]
+
+
+class PlaceReplicas(Struct, frozen=True, tag="place_replicas"):
+    """What was planned for another epoch is left out: the partition was placed again since."""
+
+    places: list[Place]
+
+
+class Settled(Struct, frozen=True):
+    """The group of a partition is on its brokers and on no other, as it was placed at `epoch`."""
+
+    topic: str
+    number: int
+    uid: str
+    epoch: int
+
+
+class SettleReplicas(Struct, frozen=True, tag="settle_replicas"):
+    settled: list[Settled]
+
+
 Command = (
-    CreateTopic | DeleteTopic | RegisterProducer | RegisterConsumer | RegisterBroker | RemoveBroker | RegisterManager
+    CreateTopic
+    | DeleteTopic
+    | RegisterProducer
+    | RegisterConsumer
+    | RegisterBroker
+    | RemoveBroker
+    | RegisterManager
+    | DrainBroker
+    | AddPartitions
+    | PlaceReplicas
+    | SettleReplicas
 )
 
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

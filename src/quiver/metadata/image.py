@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quiver.metadata.state import Broker, Consumer, Counters, Manager, Producer, Put, Remove, State, Topic
+from quiver.metadata.state import REMOVED, Broker, Consumer, Counters, Manager, Producer, Put, Remove, State, Topic
 
 _LEVEL: Final = 1  # names of fields repeat in every row: the quickest level takes them out
 
@@ -21,7 +21,7 @@ class _Image(msgspec.Struct):
     topics: list[Topic]
     producers: list[Producer]
     consumers: list[Consumer]
-    brokers: list[Broker]
+    brokers: list[Broker]  # those that were removed, too
     managers: list[Manager] = []
 
 
@@ -34,13 +34,13 @@ def copy_of(state: State) -> State:
     copy.applied = state.applied
     copy.counters = msgspec.structs.replace(state.counters)
     copy.topics, copy.producers, copy.consumers = dict(state.topics), dict(state.producers), dict(state.consumers)
-    copy.brokers, copy.managers = dict(state.brokers), dict(state.managers)
+    copy.brokers, copy.removed, copy.managers = dict(state.brokers), dict(state.removed), dict(state.managers)
     return copy
 
 
 def encode_state(state: State) -> bytes:
-    rows = (state.topics, state.producers, state.consumers, state.brokers, state.managers)
-    image = _Image(state.applied, state.counters, *(list(found.values()) for found in rows))  # type: ignore[arg-type]
+    rows = (list(found.values()) for found in _entities(state))
+    image = _Image(state.applied, state.counters, *rows)
     return zlib.compress(msgspec.msgpack.encode(image), _LEVEL)
 
 
@@ -53,7 +53,8 @@ def decode_state(raw: bytes) -> State:
         state.topics = {topic.name: topic for topic in image.topics}
         state.producers = {producer.id: producer for producer in image.producers}
         state.consumers = {consumer.id: consumer for consumer in image.consumers}
-        state.brokers = {broker.id: broker for broker in image.brokers}
+        state.brokers = {broker.id: broker for broker in image.brokers if broker.phase != REMOVED}
+        state.removed = {broker.id: broker for broker in image.brokers if broker.phase == REMOVED}
         state.managers = {manager.id: manager for manager in image.managers}
     return state
 
@@ -68,4 +69,5 @@ def difference(old: State, new: State) -> list[Put | Remove]:
 
 
 def _entities(state: State) -> tuple[dict[Any, Any], ...]:
-    return state.topics, state.producers, state.consumers, state.brokers, state.managers
+    """By what names a row: a broker that was removed is one too."""
+    return state.topics, state.producers, state.consumers, state.brokers | state.removed, state.managers

@@ -6,31 +6,53 @@ now different. The same commands in the same order give the same state, ids incl
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from quiver.errors import InvalidRequestError, TopicExistsError, UnknownPartitionError, UnknownTopicError
+from quiver.errors import ConflictError, InvalidRequestError, TopicExistsError, UnknownPartitionError, UnknownTopicError
 from quiver.metadata.commands import (
+    AddPartitions,
     Command,
     CreateTopic,
     DeleteTopic,
+    DrainBroker,
+    Place,
+    PlaceReplicas,
     RegisterBroker,
     RegisterConsumer,
     RegisterManager,
     RegisterProducer,
     RemoveBroker,
+    Settled,
+    SettleReplicas,
 )
 from quiver.metadata.placement import plan_placement
 
+DRAINING: Final = "draining"
+REMOVED: Final = "removed"
+
 
 class Partition(msgspec.Struct, frozen=True):
+    """`replicas` is where it should be. While it is `moving` its group may not be there yet, and the brokers that are
+    `leaving` still hold it; once it is settled they may delete it."""
+
     id: int
     topic: str
     number: int
     uid: str
     replicas: tuple[int, ...]  # broker ids, the one that should lead first
-    voters: tuple[int, ...] = ()  # the replica ids its group began with; empty: a group of one on its only broker
+    # The replica ids its group began with, or once it was placed again one of disk 0 for each broker that holds it:
+    # nobody has that id, and who has no replica yet makes a newcomer. Empty: a group of one on its only broker.
+    voters: tuple[int, ...] = ()
+    epoch: int = 0  # counts what was said of it since its topic was made
+    leaving: tuple[int, ...] = ()
+    moving: bool = False
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The brokers that have it or are about to. Without a group only the first, whoever else was planned for it."""
+        return self.replicas + self.leaving if self.voters else self.replicas[:1]
 
 
 class Topic(msgspec.Struct, frozen=True):
@@ -56,6 +78,7 @@ class Broker(msgspec.Struct, frozen=True):
     id: int
     endpoint: str
     disk_id: int = 0
+    phase: str = ""  # draining: its replicas go elsewhere; removed: it is not part of the cluster any more
 
 
 class Manager(msgspec.Struct, frozen=True):
@@ -94,7 +117,7 @@ class Counters(msgspec.Struct):
 
 
 class State:
-    __slots__ = ("applied", "brokers", "consumers", "counters", "managers", "producers", "topics")
+    __slots__ = ("applied", "brokers", "consumers", "counters", "managers", "producers", "removed", "topics")
 
     def __init__(self) -> None:
         self.applied = 0  # the id of the last transaction in here
@@ -104,6 +127,7 @@ class State:
         self.consumers: dict[int, Consumer] = {}
         self.brokers: dict[int, Broker] = {}
         self.managers: dict[int, Manager] = {}
+        self.removed: dict[int, Broker] = {}  # they do not come back with the disk they had
 
     def apply(self, command: Command) -> Applied:
         match command:
@@ -116,15 +140,23 @@ class State:
             case RegisterConsumer():
                 return self._register_consumer(command)
             case RegisterBroker():
-                broker = Broker(command.broker_id, command.endpoint, command.disk_id)
-                self.brokers[broker.id] = broker
-                return Applied(broker, [Put(broker)])
+                return self._register_broker(command)
             case RemoveBroker():
                 return self._remove_broker(command)
             case RegisterManager():
                 manager = Manager(command.manager_id, command.address, command.http, command.replica_id)
                 self.managers[manager.id] = manager
                 return Applied(manager, [Put(manager)])
+            case DrainBroker():
+                broker = msgspec.structs.replace(self.broker(command.broker_id), phase=DRAINING)
+                self.brokers[broker.id] = broker
+                return Applied(broker, [Put(broker)])
+            case AddPartitions():
+                return self._add_partitions(command)
+            case PlaceReplicas():
+                return self._place_replicas(command)
+            case SettleReplicas():
+                return self._settle_replicas(command)
 
     def topic(self, name: str) -> Topic:
         found = self.topics.get(name)
@@ -132,31 +164,102 @@ class State:
             raise UnknownTopicError(f"Topic {name} does not exist", topic=name)
         return found
 
+    def broker(self, broker_id: int) -> Broker:
+        found = self.brokers.get(broker_id)
+        if found is None:
+            raise InvalidRequestError(f"Broker {broker_id} does not exist")
+        return found
+
+    def check_may_join(self, broker_id: int, disk_id: int) -> None:
+        """What it had was moved elsewhere or given up: with that on its disk it is not what it was."""
+        if broker_id in self.removed and self.removed[broker_id].disk_id == disk_id:
+            raise InvalidRequestError(
+                f"Broker {broker_id} was removed from this cluster; it may join again with an empty data directory"
+            )
+
+    def _register_broker(self, command: RegisterBroker) -> Applied:
+        self.check_may_join(command.broker_id, command.disk_id)
+        known = self.brokers.get(command.broker_id)
+        broker = Broker(command.broker_id, command.endpoint, command.disk_id, known.phase if known else "")
+        self.removed.pop(broker.id, None)
+        self.brokers[broker.id] = broker
+        return Applied(broker, [Put(broker)])
+
     def _create_topic(self, command: CreateTopic) -> Applied:
         if command.name in self.topics:
             raise TopicExistsError("Topic already exists", topic=command.name)
-        load: dict[int, int] = {}
-        for topic in self.topics.values():
-            for partition in topic.partitions:
-                for leader in partition.replicas[:1]:
-                    load[leader] = load.get(leader, 0) + 1
-        brokers = self._candidates(command)
-        places = plan_placement(brokers, load, len(command.uids), command.replication_factor)
-        first = self.counters.partition
-        partitions = tuple(
-            Partition(first + number, command.name, number, uid, replicas, self._voters(replicas))
-            for number, (uid, replicas) in enumerate(zip(command.uids, places, strict=True))
-        )
-        self.counters.partition += len(partitions)
+        partitions = self._new_partitions(command.name, 0, command.uids, command.replication_factor, command.brokers)
         topic = Topic(command.name, command.replication_factor, command.now_us, partitions)
+        return self._put(topic)
+
+    def _add_partitions(self, command: AddPartitions) -> Applied:
+        topic = self.topic(command.topic)
+        if command.first != len(topic.partitions):
+            raise ConflictError(f"Topic {topic.name} has {len(topic.partitions)} partitions by now")
+        new = self._new_partitions(
+            topic.name, command.first, command.uids, topic.replication_factor, command.brokers, epoch=1
+        )
+        return self._put(msgspec.structs.replace(topic, partitions=topic.partitions + new))
+
+    def _put(self, topic: Topic) -> Applied:
         self.topics[topic.name] = topic
         return Applied(topic, [Put(topic)])
 
-    def _candidates(self, command: CreateTopic) -> list[int]:
-        """The brokers that may hold a new topic. One without a disk id cannot be in a group with others."""
-        known = [broker.id for broker in self.brokers.values() if broker.disk_id] or list(self.brokers)
-        here = [broker_id for broker_id in known if broker_id in command.brokers]
-        return here if len(here) >= min(command.replication_factor, len(known)) else known
+    def _new_partitions(
+        self, topic: str, first: int, uids: list[str], factor: int, here: list[int], epoch: int = 0
+    ) -> tuple[Partition, ...]:
+        load: dict[int, int] = {}
+        for other in self.topics.values():
+            for partition in other.partitions:
+                for leader in partition.replicas[:1]:
+                    load[leader] = load.get(leader, 0) + 1
+        places = plan_placement(self._candidates(factor, here), load, len(uids), factor)
+        first_id = self.counters.partition
+        self.counters.partition += len(uids)
+        return tuple(
+            Partition(first_id + at, topic, first + at, uid, replicas, self._voters(replicas), epoch)
+            for at, (uid, replicas) in enumerate(zip(uids, places, strict=True))
+        )
+
+    def _candidates(self, factor: int, here: list[int]) -> list[int]:
+        """The brokers that may hold something new. One without a disk id cannot be in a group with others."""
+        staying = [broker for broker in self.brokers.values() if broker.phase != DRAINING]
+        known = [broker.id for broker in staying if broker.disk_id] or list(self.brokers)
+        found = [broker_id for broker_id in known if broker_id in here]
+        return found if len(found) >= min(factor, len(known)) else known
+
+    def _place_replicas(self, command: PlaceReplicas) -> Applied:
+        for place in command.places:
+            if not place.replicas or len(set(place.replicas)) < len(place.replicas):
+                raise InvalidRequestError(f"{place.topic}-{place.number} needs a broker, and no broker twice")
+            if not all(self.broker(broker_id).disk_id for broker_id in place.replicas):
+                raise InvalidRequestError(f"{place.topic}-{place.number} cannot be on a node of its own")
+        found = [(self._at(place), tuple(place.replicas)) for place in command.places]
+        return self._put_partitions(
+            [_placed(old, replicas) for old, replicas in found if old is not None and old.voters]
+        )
+
+    def _settle_replicas(self, command: SettleReplicas) -> Applied:
+        found = [self._at(settled) for settled in command.settled]
+        return self._put_partitions([_settled(old) for old in found if old is not None and old.moving])
+
+    def _put_partitions(self, new: list[Partition]) -> Applied:
+        changed: dict[str, list[Partition]] = {}
+        for partition in new:
+            of_topic = changed.setdefault(partition.topic, list(self.topics[partition.topic].partitions))
+            of_topic[partition.number] = partition
+        for name, partitions in changed.items():
+            self.topics[name] = msgspec.structs.replace(self.topics[name], partitions=tuple(partitions))
+        topics = [self.topics[name] for name in changed]
+        return Applied(topics, [Put(topic) for topic in topics])
+
+    def _at(self, place: Place | Settled) -> Partition | None:
+        """That partition, if nothing was said of it since."""
+        topic = self.topics.get(place.topic)
+        if topic is None or not 0 <= place.number < len(topic.partitions):
+            return None
+        found = topic.partitions[place.number]
+        return found if (found.uid, found.epoch) == (place.uid, place.epoch) else None
 
     def _voters(self, replicas: tuple[int, ...]) -> tuple[int, ...]:
         disks = [self.brokers[broker_id].disk_id for broker_id in replicas]
@@ -192,19 +295,41 @@ class State:
         return Applied(consumer, [Put(consumer)])
 
     def _remove_broker(self, command: RemoveBroker) -> Applied:
-        broker = self.brokers.get(command.broker_id)
-        if broker is None:
-            raise InvalidRequestError(f"Broker {command.broker_id} does not exist")
-        holds = sum(broker.id in p.replicas for topic in self.topics.values() for p in topic.partitions)
+        broker = self.broker(command.broker_id)
+        holds = self.held_by(broker.id)
         if holds:
             raise InvalidRequestError(f"Broker {broker.id} holds {holds} partitions and no other broker can take them")
         del self.brokers[broker.id]
-        return Applied(broker, [Remove(broker)])
+        if not broker.disk_id:
+            return Applied(broker, [Remove(broker)])
+        removed = self.removed[broker.id] = msgspec.structs.replace(broker, phase=REMOVED)
+        return Applied(removed, [Put(removed)])
+
+    def held_by(self, broker_id: int) -> int:
+        """How many partitions a broker has, or is to have."""
+        return sum(
+            broker_id in partition.replicas or broker_id in partition.leaving
+            for topic in self.topics.values()
+            for partition in topic.partitions
+        )
 
 
 def replica_id(broker_id: int, disk_id: int) -> int:
     """Names a replica in its group. A broker with another disk has forgotten what it promised and is another one."""
     return broker_id << 32 | disk_id
+
+
+def _placed(old: Partition, replicas: tuple[int, ...]) -> Partition:
+    held = dict.fromkeys(old.replicas + old.leaving)
+    leaving = tuple(broker_id for broker_id in held if broker_id not in replicas)
+    voters = tuple(replica_id(broker_id, 0) for broker_id in replicas + leaving)
+    return Partition(old.id, old.topic, old.number, old.uid, replicas, voters, old.epoch + 1, leaving, True)
+
+
+def _settled(old: Partition) -> Partition:
+    """In another epoch: brokers are told anew, and those that have left may delete it."""
+    voters = tuple(replica_id(broker_id, 0) for broker_id in old.replicas)
+    return Partition(old.id, old.topic, old.number, old.uid, old.replicas, voters, old.epoch + 1)
 
 
 def check_partition(topic: str, count: int, partition: int | None) -> None:

@@ -13,7 +13,19 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from quiver.metadata.image import difference
-from quiver.metadata.state import Broker, Consumer, Counters, Manager, Partition, Producer, Put, Remove, State, Topic
+from quiver.metadata.state import (
+    REMOVED,
+    Broker,
+    Consumer,
+    Counters,
+    Manager,
+    Partition,
+    Producer,
+    Put,
+    Remove,
+    State,
+    Topic,
+)
 
 _tables = sa.MetaData()
 
@@ -25,6 +37,7 @@ BROKERS: Final = sa.Table(
     sa.Column("last_heartbeat", sa.BigInteger),  # microseconds since 1970 UTC, as every time here
     sa.Column("status", sa.String(20), nullable=False),
     sa.Column("disk_id", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("phase", sa.String(20), nullable=False, server_default=""),
 )
 TOPICS: Final = sa.Table(
     "topic_metadata",
@@ -45,6 +58,9 @@ PARTITIONS: Final = sa.Table(
     sa.Column("replicas", sa.String(1000), nullable=False),  # broker ids, leader first, joined by commas
     sa.Column("size", sa.BigInteger, nullable=False),  # messages, as the broker last said
     sa.Column("voters", sa.Text, nullable=False, server_default=""),  # replica ids, joined by commas
+    sa.Column("epoch", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("leaving", sa.String(1000), nullable=False, server_default=""),  # broker ids, joined by commas
+    sa.Column("moving", sa.Integer, nullable=False, server_default="0"),
 )
 PRODUCERS: Final = sa.Table(
     "producer_metadata",
@@ -121,11 +137,13 @@ class Store:
             numbers.pop(_CLUSTER, 0)
             state.counters = Counters(**numbers)
             for row in connection.execute(sa.select(BROKERS)):
-                state.brokers[row.broker_id] = Broker(row.broker_id, row.endpoint, row.disk_id)
+                broker = Broker(row.broker_id, row.endpoint, row.disk_id, row.phase)
+                (state.removed if broker.phase == REMOVED else state.brokers)[broker.id] = broker
             partitions: dict[str, list[Partition]] = {}
             for row in connection.execute(sa.select(PARTITIONS).order_by(PARTITIONS.c.partition_id)):
+                moves = (row.epoch, _numbers(row.leaving), bool(row.moving))
                 replicas, voters = _numbers(row.replicas), _numbers(row.voters)
-                found = Partition(row.id, row.topic_name, row.partition_id, row.uid, replicas, voters)
+                found = Partition(row.id, row.topic_name, row.partition_id, row.uid, replicas, voters, *moves)
                 partitions.setdefault(row.topic_name, []).append(found)
             for row in connection.execute(sa.select(TOPICS).order_by(TOPICS.c.created_at, TOPICS.c.topic_name)):
                 topic = Topic(
@@ -164,9 +182,10 @@ class Store:
         """Makes the rows those of transaction `applied`, all or nothing."""
         with self._engine.begin() as connection:
             for change in changes:
+                sizes = self._sizes(connection, change.entity) if isinstance(change.entity, Topic) else {}
                 self._remove(connection, change.entity)
                 if isinstance(change, Put):
-                    self._insert(connection, change.entity)
+                    self._insert(connection, change.entity, sizes)
             numbers = {_APPLIED: applied, _CLUSTER: self.cluster}
             numbers |= {name: getattr(counters, name) for name in counters.__struct_fields__}
             connection.execute(sa.delete(NUMBERS))
@@ -202,11 +221,17 @@ class Store:
         if isinstance(entity, Topic):
             connection.execute(sa.delete(PARTITIONS).where(PARTITIONS.c.topic_name == entity.name))
 
-    def _insert(self, connection: sa.Connection, entity: Any) -> None:
+    def _sizes(self, connection: sa.Connection, topic: Topic) -> dict[int, int]:
+        """What was observed of its partitions, which a change of the topic leaves as it is."""
+        query = sa.select(PARTITIONS.c.id, PARTITIONS.c.size).where(PARTITIONS.c.topic_name == topic.name)
+        return {row.id: row.size for row in connection.execute(query)}
+
+    def _insert(self, connection: sa.Connection, entity: Any, sizes: Mapping[int, int]) -> None:
         match entity:
             case Broker():
-                row: dict[str, Any] = {"broker_id": entity.id, "endpoint": entity.endpoint, "status": "active"}
-                connection.execute(sa.insert(BROKERS).values(row | {"disk_id": entity.disk_id}))
+                row: dict[str, Any] = {"broker_id": entity.id, "endpoint": entity.endpoint, "phase": entity.phase}
+                row |= {"disk_id": entity.disk_id, "status": REMOVED if entity.phase == REMOVED else "active"}
+                connection.execute(sa.insert(BROKERS).values(row))
             case Topic():
                 row = {
                     "topic_name": entity.name,
@@ -215,7 +240,8 @@ class Store:
                     "created_at": entity.created_us,
                 }
                 connection.execute(sa.insert(TOPICS).values(row))
-                connection.execute(sa.insert(PARTITIONS), [_partition_row(part) for part in entity.partitions])
+                rows = [_partition_row(part, sizes.get(part.id, 0)) for part in entity.partitions]
+                connection.execute(sa.insert(PARTITIONS), rows)
             case Manager():
                 row = {"manager_id": entity.id, "endpoint": entity.address, "http": entity.http, "status": "active"}
                 connection.execute(sa.insert(MANAGERS).values(row | {"replica_id": entity.replica_id}))
@@ -227,7 +253,7 @@ class Store:
                 connection.execute(sa.insert(CONSUMERS).values(row | {"offset": 0}))
 
 
-def _partition_row(partition: Partition) -> dict[str, Any]:
+def _partition_row(partition: Partition, size: int) -> dict[str, Any]:
     return {
         "id": partition.id,
         "topic_name": partition.topic,
@@ -235,8 +261,11 @@ def _partition_row(partition: Partition) -> dict[str, Any]:
         "uid": partition.uid,
         "broker_id": partition.replicas[0] if partition.replicas else None,
         "replicas": ",".join(map(str, partition.replicas)),
-        "size": 0,
+        "size": size,
         "voters": ",".join(map(str, partition.voters)),
+        "epoch": partition.epoch,
+        "leaving": ",".join(map(str, partition.leaving)),
+        "moving": int(partition.moving),
     }
 
 
