@@ -100,6 +100,7 @@ class NodeSettings(BrokerSettings):
     http_body_timeout_s: float = 10.0  # a body that has not arrived by then is refused
     heartbeat_s: float = 1.0  # how often a broker reports to the manager, and observations go to the database
     broker_silence_s: float = 5.0  # a broker that was not heard of for so long counts as inactive
+    broker_away_s: float = 600.0  # a broker that was not heard of for so long loses its replicas to others
     manager: str = ""  # address of the manager that a broker of its own joins
 
 

@@ -12,9 +12,10 @@ import pytest
 from msgspec import Struct
 
 from quiver.config import NetSettings
-from quiver.errors import ConnectionLostError, InvalidRequestError, RequestError, UnavailableError
+from quiver.errors import ConnectionLostError, InvalidRequestError, UnavailableError
 from quiver.manager.joining import Joining
 from quiver.manager.registry import Registry
+from quiver.metadata.commands import RemoveBroker
 from quiver.metadata.state import Broker
 from quiver.metadata.store import sqlite_url
 from quiver.net.server import Flow, Reply, Server
@@ -352,21 +353,21 @@ def test_without_a_broker_no_topic_is_made(tmp_path: Path) -> None:
     play(tmp_path, test, count=0)
 
 
-def test_a_broker_that_is_gone_for_good_is_removed_and_may_come_again(tmp_path: Path) -> None:
+def test_a_broker_that_was_removed_is_refused_until_it_comes_with_an_empty_disk(tmp_path: Path) -> None:
     async def test(cluster: Cluster) -> None:
+        quorum = cluster.registry._quorum
         gone = cluster.brokers[2]
-        with pytest.raises(RequestError, match="Broker 3 is active; stop it first"):
-            await cluster.registry.remove_broker(3)
-        await gone.stop()
-        cluster.clock.now_s += 6
-        await cluster.registry.remove_broker(3)
+        await quorum.propose(RemoveBroker(3))
+        await cluster.joining.forget(3)
         assert sorted(cluster.known) == cluster.registry.brokers.attached == [1, 2]
-        await gone.start()
+        before = quorum.last_transaction
+        with pytest.raises(InvalidRequestError, match="Broker 3 was removed from this cluster"):
+            await cluster.join(gone)
+        assert quorum.last_transaction == before, "refused without a trace in the log"
+        gone.disk_id = 8
         await cluster.join(gone)
         assert sorted(cluster.registry.brokers.attached) == [1, 2, 3]
-        await cluster.registry.create_topic("logs", 1, 3)
-        cluster.clock.now_s += 6
-        with pytest.raises(RequestError, match="Broker 3 holds 1 partitions"):
-            await cluster.registry.remove_broker(3)
+        topic = await cluster.registry.create_topic("logs", 1, 3)
+        assert 3 in topic.partitions[0].replicas
 
     play(tmp_path, test)

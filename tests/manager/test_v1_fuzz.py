@@ -40,10 +40,12 @@ class Fuzzer:
         dice = self.dice
         route = dice.choice(ROUTES)
         names = {"topic": dice.choice(TOPICS), "partition": dice.choice((0, 1)), "group": dice.choice(("g", "h ü"))}
-        if route.call == "delete_topic":
+        names["broker"] = dice.choice((1, 2, 0))
+        changes = route.call in ("delete_topic", "alter_topic")
+        if changes:
             names["topic"] = dice.choice(NEW_TOPICS)
         for name in names:
-            if dice.random() < 0.05 and not (route.call == "delete_topic" and name == "topic"):
+            if dice.random() < 0.05 and not (changes and name == "topic"):
                 names[name] = dice.choice(ANY_VALUES)
         path = route.path.format(**{name: quote(str(value)[:300], safe="") for name, value in names.items()})
         query = self._query(route)
@@ -74,6 +76,8 @@ class Fuzzer:
         media = dice.choice(list(route.body))
         if route.call == "create_topic":
             raw = json.dumps(self._mutated({"name": dice.choice(NEW_TOPICS), "partitions": 1})).encode()
+        elif route.call == "alter_topic":
+            raw = json.dumps(self._mutated({"partitions": dice.randint(1, 3)})).encode()
         elif route.call == "commit":
             raw = json.dumps(self._mutated({"offset": dice.choice((0, 1, 2)), "rewind": True})).encode()
         else:
@@ -125,7 +129,7 @@ class Fuzzer:
             fields[name] = dice.choice(ANY_VALUES)
         if fields.get("name") is not None and fields["name"] not in NEW_TOPICS:
             fields["name"] = dice.choice(("", ".", "a b", 5, [], "x" * 250))
-        if fields.get("partitions") not in (None, 1, True):
+        if fields.get("partitions") not in (None, 1, 2, 3, True):
             fields["partitions"] = dice.choice((0, -1, 10_001, "1", 2**70))  # thousands take their time
         return fields
 
@@ -164,7 +168,7 @@ def test_five_thousand_requests_by_chance_do_no_harm(node: HttpNode) -> None:
                 left = client.fetch(topic, row["partition"], max_records=100_000, max_bytes=8 * 1024 * 1024)
                 assert len(left.body["records"]) == row["latest"], "all of it can be read"
     # The dice must have met every call and most ways to fail, or they prove nothing.
-    assert fuzzer.successes.keys() == {route.call for route in ROUTES}
+    assert fuzzer.successes.keys() == {route.call for route in ROUTES} - {"remove_broker"}  # it is the only one
     assert {200, 201, 204, 400, 404, 405, 406, 409, 415, 416} <= fuzzer.statuses.keys()
     assert fuzzer.statuses[200] > REQUESTS // 4
     assert "http_failed" not in node.log

@@ -13,7 +13,7 @@ import pyarrow as pa
 from quiver.manager.v1_media import ARROW, JSON, NDJSON
 from tests.system.kit import WAIT_S
 
-STATUSES = {200, 201, 204, 400, 404, 405, 406, 408, 409, 413, 415, 416, 431, 503}
+STATUSES = {200, 201, 202, 204, 400, 404, 405, 406, 408, 409, 413, 415, 416, 431, 503}
 
 
 class Reply(NamedTuple):

@@ -6,7 +6,9 @@ import asyncio
 import os
 from itertools import chain
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
+
+from msgspec import Struct
 
 from quiver.client.cluster import Cluster
 from quiver.client.consumer import offset_at
@@ -18,18 +20,25 @@ from quiver.errors import (
     UnavailableError,
     UnknownTopicError,
 )
-from quiver.types import PARTITIONS_MAX, NodeInfo, PartitionStatus, TopicInfo, check_topic_name
+from quiver.types import PARTITIONS_MAX, NodeInfo, PartitionMove, PartitionStatus, TopicInfo, check_topic_name
 from quiver.wire.messages import (
     OFFSET_EARLIEST,
     OFFSET_LATEST,
+    AddPartitions,
     CreateTopic,
     DeleteTopic,
     Done,
+    GetMoves,
     GetStatus,
     ListOffset,
     ListOffsetReply,
+    MovesReply,
+    Rebalance,
+    RemoveBroker,
     StatusReply,
 )
+
+R = TypeVar("R", bound=Struct)
 
 
 class AsyncAdmin:
@@ -39,8 +48,7 @@ class AsyncAdmin:
     async def create_topic(self, name: str, partitions: int = 1) -> TopicInfo:
         """Raises TopicExistsError when it is there already, InvalidTopicError for a name that is not allowed."""
         check_topic_name(name)
-        if not isinstance(partitions, int) or isinstance(partitions, bool) or not 1 <= partitions <= PARTITIONS_MAX:
-            raise InvalidRequestError(f"partitions is an int from 1 to {PARTITIONS_MAX}, not {partitions!r}")
+        _check_partitions(partitions)
         unknown_outcome = False
 
         async def once() -> None:
@@ -58,6 +66,40 @@ class AsyncAdmin:
         await self._cluster.retrying(once)
         self._cluster.forget_topic(name)
         return await self.describe_topic(name)
+
+    async def add_partitions(self, name: str, partitions: int) -> TopicInfo:
+        """The topic has so many partitions from now on. Raises InvalidRequestError when it has more already.
+
+        Keys are spread over all partitions: records of one key that come later may go to another one.
+        """
+        check_topic_name(name)
+        _check_partitions(partitions)
+        await self._change(AddPartitions(name, partitions), Done)
+        return await self.describe_topic(name)
+
+    async def remove_broker(self, broker: int) -> None:
+        """Begins to move everything a broker has to others; then it is forgotten. `moves` tells how far that is.
+
+        Raises InvalidRequestError when the others could not keep its partitions.
+        """
+        await self._change(RemoveBroker(broker), Done)
+
+    async def rebalance(self) -> list[PartitionMove]:
+        """Begins to give every broker its share of replicas and leaders; tells what moves."""
+        return (await self._change(Rebalance(), MovesReply)).moves
+
+    async def moves(self) -> tuple[list[PartitionMove], list[int]]:
+        """The partitions on their way to other brokers, and the brokers that are being removed."""
+        reply = await self._change(GetMoves(), MovesReply)
+        return reply.moves, reply.draining
+
+    async def _change(self, request: Struct, reply_type: type[R]) -> R:
+        """Of any node; it may be repeated."""
+
+        async def once() -> R:
+            return await self._cluster.call(await self._cluster.any_connection(), request, reply_type)
+
+        return await self._cluster.retrying(once)
 
     async def delete_topic(self, name: str) -> None:
         """Removes the topic and its data. Raises UnknownTopicError."""
@@ -134,6 +176,11 @@ class AsyncAdmin:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _check_partitions(partitions: object) -> None:
+    if not isinstance(partitions, int) or isinstance(partitions, bool) or not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidRequestError(f"partitions is an int from 1 to {PARTITIONS_MAX}, not {partitions!r}")
 
 
 def _weight(status: PartitionStatus) -> tuple[bool, int, int]:

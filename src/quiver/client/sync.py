@@ -23,7 +23,7 @@ from quiver.client.loop_thread import shared_loop
 from quiver.client.producer import ProducerEngine
 from quiver.client.runner import Runner
 from quiver.errors import ConcurrentUseError, ForkedError
-from quiver.types import NodeInfo, PartitionStatus, Record, TopicInfo
+from quiver.types import NodeInfo, PartitionMove, PartitionStatus, Record, TopicInfo
 from quiver.wire.records import TABLE_SCHEMA
 
 
@@ -279,6 +279,11 @@ class Admin(_Closing):
         info: TopicInfo = self._call(self._admin.create_topic(name, partitions))
         return info
 
+    def add_partitions(self, name: str, partitions: int) -> TopicInfo:
+        """The topic has so many partitions from now on; it can only get more."""
+        info: TopicInfo = self._call(self._admin.add_partitions(name, partitions))
+        return info
+
     def delete_topic(self, name: str) -> None:
         self._call(self._admin.delete_topic(name))
 
@@ -310,6 +315,20 @@ class Admin(_Closing):
     def nodes(self) -> list[NodeInfo]:
         nodes: list[NodeInfo] = self._call(self._admin.nodes())
         return nodes
+
+    def remove_broker(self, broker: int) -> None:
+        """Begins to move everything a broker has to others; then it is forgotten. `moves` tells how far that is."""
+        self._call(self._admin.remove_broker(broker))
+
+    def rebalance(self) -> list[PartitionMove]:
+        """Begins to give every broker its share of replicas and leaders; tells what moves."""
+        moves: list[PartitionMove] = self._call(self._admin.rebalance())
+        return moves
+
+    def moves(self) -> tuple[list[PartitionMove], list[int]]:
+        """The partitions on their way to other brokers, and the brokers that are being removed."""
+        found: tuple[list[PartitionMove], list[int]] = self._call(self._admin.moves())
+        return found
 
     def close(self) -> None:
         if self._io.pid == os.getpid():

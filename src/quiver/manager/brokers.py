@@ -10,20 +10,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from quiver.clock import Clock
-from quiver.errors import QuiverError, RequestTimeoutError, TopicExistsError, UnavailableError, UnknownTopicError
+from quiver.errors import (
+    InvalidRequestError,
+    QuiverError,
+    RequestTimeoutError,
+    TopicExistsError,
+    UnavailableError,
+    UnknownTopicError,
+)
 from quiver.manager.links import BrokerLink
 from quiver.metadata.state import Partition, Topic
 from quiver.types import PartitionStatus
-from quiver.wire.messages import CreateTopic, DeleteTopic, GetStatus, StatusReply
+from quiver.wire.messages import CreateTopic, DeleteTopic, GetStatus, HostTopic, StatusReply
 
 logger = logging.getLogger("quiver.manager")
 
 # When a majority has a new topic, the others get so long before the creation is acknowledged without them.
 _STRAGGLER_S: Final = 1.0
+# Who has not said by then that it did as it was told is told again with its next heartbeat.
+_TELL_S: Final = 5.0
 
 
 class Brokers:
@@ -91,7 +100,7 @@ class Brokers:
     def to_ask(self, partition: Partition, not_this: int) -> tuple[int, BrokerLink] | None:
         """The leader, or another broker of the group when it was asked in vain."""
         leader = self.leader_of(partition)
-        order = [leader, *(replica for replica in partition.replicas if replica != leader)]
+        order = [leader, *(replica for replica in partition.holders if replica != leader)]
         if not_this in order:
             at = order.index(not_this) + 1
             order = order[at:] + order[:at]
@@ -119,6 +128,24 @@ class Brokers:
             late = UnavailableError(f"no broker that holds partitions of topic {topic.name} is here now, or too few")
             raise next(iter(failed.values()), late)
         self.note_hosted(topic)
+
+    async def host_again(self, topic: Topic) -> None:
+        """The same for a topic that got more partitions."""
+        self._hosted.discard(topic.partitions[0].uid)
+        await self.host(topic)
+
+    async def tell(self, topics: Sequence[Topic]) -> None:
+        """Tells all brokers that partitions of these topics are elsewhere; those that are late are noted."""
+        telling = {
+            broker_id: asyncio.ensure_future(self._make_all(broker_id, topics)) for broker_id in self._links if topics
+        }
+        if telling:
+            await asyncio.wait(telling.values(), timeout=_TELL_S)
+        self.outdated.update(broker_id for broker_id, task in telling.items() if _end(task) is not None)
+
+    async def _make_all(self, broker_id: int, topics: Sequence[Topic]) -> None:
+        for topic in topics:
+            await self._make(broker_id, topic)
 
     async def _make(self, broker_id: int, topic: Topic) -> None:
         with contextlib.suppress(TopicExistsError):  # said twice: the broker has it
@@ -154,38 +181,37 @@ class Brokers:
             has = {}
         if topic is None or broker_id not in self.concerned(topic):
             return
-        holds = {partition.number for partition in topic.partitions if broker_id in _group(partition)}
-        if holds and holds <= has.keys():
+        holds = {partition.number for partition in topic.partitions if broker_id in partition.holders}
+        if holds and holds == has.keys() and not any(partition.epoch for partition in topic.partitions):
             return
         try:
             await link.call(_creation(topic))
-        except TopicExistsError:
-            if not holds:
+        except (TopicExistsError, InvalidRequestError):
+            if not holds or not has:
                 # It knows the name and has nothing of it: perhaps of an earlier topic. To say it anew loses nothing.
                 await link.call(DeleteTopic(name, uids[0]))
                 await link.call(_creation(topic))
 
     def concerned(self, topic: Topic) -> list[int]:
         """Whom to tell of a topic: all. Without groups only who has it: each would make a group of its own."""
-        groups = [_group(partition) for partition in topic.partitions]
+        groups = [partition.holders for partition in topic.partitions]
         to_all = not any(groups) or any(partition.voters for partition in topic.partitions)
         return [broker_id for broker_id in self._links if to_all or any(broker_id in group for group in groups)]
 
 
-def _group(partition: Partition) -> tuple[int, ...]:
-    """The brokers that have it: without a group only the first, whoever else was planned for it."""
-    return partition.replicas if partition.voters else partition.replicas[:1]
-
-
-def _creation(topic: Topic) -> CreateTopic:
+def _creation(topic: Topic) -> CreateTopic | HostTopic:
     uids = [partition.uid for partition in topic.partitions]
     voters = [list(partition.voters) for partition in topic.partitions]
-    return CreateTopic(topic.name, len(uids), topic.replication_factor, uids, voters if any(voters) else [])
+    voters = voters if any(voters) else []
+    epochs = [partition.epoch for partition in topic.partitions]
+    if any(epochs):
+        return HostTopic(topic.name, uids, voters, epochs)
+    return CreateTopic(topic.name, len(uids), topic.replication_factor, uids, voters)
 
 
 def _has_majorities(topic: Topic, brokers: set[int]) -> bool:
     """Of each partition that is anywhere at all."""
-    groups = [_group(partition) for partition in topic.partitions]
+    groups = [part.replicas if part.voters else part.replicas[:1] for part in topic.partitions]
     return all(not group or sum(replica in brokers for replica in group) * 2 > len(group) for group in groups)
 
 

@@ -23,6 +23,7 @@ from quiver.errors import (
     RequestError,
 )
 from quiver.manager.joiner import Joiner
+from quiver.manager.moves import Moves
 from quiver.manager.params import Params
 from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.reader import RecordReader
@@ -60,6 +61,7 @@ class ClassicApi:
         self,
         quorum: MetadataQuorum,
         registry: Registry,
+        moves: Moves,
         clock: Clock,
         *,
         message_bytes_max: int,
@@ -67,6 +69,7 @@ class ClassicApi:
     ) -> None:
         self._quorum = quorum
         self._registry = registry
+        self._moves = moves
         self._message_bytes_max = message_bytes_max
         self._address = address
         # A new one at each start: what an earlier gateway numbered is not known any more. The v1 API uses it too.
@@ -309,12 +312,11 @@ class ClassicApi:
 
     async def remove_broker(self, params: Params) -> dict[str, Any]:
         broker_id = params.integer("broker_id")
-        if broker_id not in self._quorum.state.brokers:
-            raise RequestError(f"Broker {broker_id} does not exist")
-        if len(self._quorum.state.brokers) == 1:
-            raise RequestError(f"Broker {broker_id} is the only one: nothing could take its partitions")
-        await self._registry.remove_broker(broker_id)
-        return {"message": f"Broker {broker_id} removed", "broker_id": broker_id}
+        if await self._moves.remove_broker(broker_id):
+            message = f"Broker {broker_id} removed"
+        else:
+            message = f"Broker {broker_id} is being removed: its partitions move to other brokers"
+        return {"message": message, "broker_id": broker_id}
 
     async def health(self, params: Params) -> dict[str, Any]:
         state, registry = self._quorum.state, self._registry

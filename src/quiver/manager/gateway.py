@@ -9,6 +9,7 @@ from quiver.config import NodeSettings
 from quiver.manager.classic import ClassicApi
 from quiver.manager.http import ClassicHttp, is_v1
 from quiver.manager.http_server import HttpAnswer, HttpRequest
+from quiver.manager.moves import Moves
 from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.registry import Registry
 from quiver.manager.v1_admin import Administration
@@ -19,12 +20,18 @@ from quiver.manager.v1_produce import Producing
 
 class Gateway:
     def __init__(
-        self, quorum: MetadataQuorum, registry: Registry, classic: ClassicApi, clock: Clock, settings: NodeSettings
+        self,
+        quorum: MetadataQuorum,
+        registry: Registry,
+        moves: Moves,
+        classic: ClassicApi,
+        clock: Clock,
+        settings: NodeSettings,
     ) -> None:
         limits = (settings.message_bytes_max, settings.http_body_bytes_max)
         producing = Producing(registry, classic.joiner, clock, *limits)
         self._classic = ClassicHttp(classic)
-        self._v1 = V1Http(Administration(quorum, registry, classic), producing, Fetching(registry))
+        self._v1 = V1Http(Administration(quorum, registry, moves, classic), producing, Fetching(registry))
 
     def answer(self, request: HttpRequest) -> Awaitable[HttpAnswer]:
         return self._v1.answer(request) if is_v1(request.target) else self._classic.answer(request)

@@ -40,11 +40,12 @@ class Joining:
                 f"this manager to cluster {self._cluster_id}"
             )
         broker = Broker(request.broker_id, request.address, request.disk_id)
+        self._quorum.state.check_may_join(broker.id, broker.disk_id)  # refused without a trace in the log
         async with self._door:
             link = self._links.get(broker.id)
             known = self._quorum.state.brokers.get(broker.id)
             attached = link is not None and self._registry.brokers.link(broker.id) is link
-            if link is None or not attached or link.address != broker.endpoint or known != broker:
+            if link is None or not attached or link.address != broker.endpoint or not _same(known, broker):
                 link = await self._take_in(broker, link)
         self._registry.brokers.heard(broker.id)
         if broker.id not in self._updates and not self._is_current(broker.id, link):
@@ -60,6 +61,14 @@ class Joining:
         for broker in self._quorum.state.brokers.values():
             if broker.id not in self._links:
                 self._attach(broker)
+
+    async def forget(self, broker_id: int) -> None:
+        """That broker is not part of the cluster any more."""
+        self._registry.brokers.detach(broker_id)
+        if (task := self._updates.get(broker_id)) is not None:
+            task.cancel()
+        if (link := self._links.pop(broker_id, None)) is not None:
+            await link.close()
 
     async def close(self) -> None:
         for task in list(self._updates.values()):
@@ -110,3 +119,7 @@ class Joining:
                 if newcomer and name in has and name not in topics:
                     await registry.adopt(broker_id, name, [uid for _, uid in sorted(has[name].items())])
                 await registry.brokers.make_current(broker_id, name, has.get(name, {}), topics.get(name))
+
+
+def _same(known: Broker | None, said: Broker) -> bool:
+    return known is not None and (known.endpoint, known.disk_id) == (said.endpoint, said.disk_id)

@@ -27,13 +27,26 @@ from quiver.manager.http_server import HttpServer, listen
 from quiver.manager.identity import Identity
 from quiver.manager.joining import Joining
 from quiver.manager.links import BrokerLink, Reply
+from quiver.manager.moves import Moves
 from quiver.manager.quorum import METADATA_UID, MetadataQuorum
 from quiver.manager.registry import Registry
 from quiver.metadata.state import Broker
 from quiver.metadata.store import Store, sqlite_url
 from quiver.replication.seat import Seat
 from quiver.types import NodeInfo, PartitionInfo, TopicInfo
-from quiver.wire.messages import CreateTopic, DeleteTopic, Done, GetMetadata, JoinCluster, MetadataReply
+from quiver.wire.messages import (
+    AddPartitions,
+    CreateTopic,
+    DeleteTopic,
+    Done,
+    GetMetadata,
+    GetMoves,
+    JoinCluster,
+    MetadataReply,
+    MovesReply,
+    Rebalance,
+    RemoveBroker,
+)
 
 logger = logging.getLogger("quiver.manager")
 
@@ -89,6 +102,9 @@ class Manager:
             raise InvalidRequestError(f"the metadata database cannot be used: {reason}") from error
         self._registry = Registry(self._quorum, self._clock, self._silence_s)
         self._registry.producers_seen, self._registry.consumers_seen = seen
+        self._moves = Moves(
+            self._quorum, self._registry, self._clock, self._settings.broker_away_s, self._forget_broker
+        )
 
     async def serve(self, broker_id: int, endpoint: str, cluster_id: str, link: BrokerLink) -> None:
         """Takes the node's broker in and opens the HTTP port."""
@@ -103,6 +119,7 @@ class Manager:
         self._joining = Joining(self._quorum, self._registry, self.cluster_id)
         self._joining.reconnect()
         await self._open()
+        self._moves.start()
 
     async def _open(self) -> None:
         settings = self._settings
@@ -111,12 +128,13 @@ class Manager:
         self._classic = ClassicApi(
             self._quorum,
             self._registry,
+            self._moves,
             self._clock,
             message_bytes_max=settings.message_bytes_max,
             address=(host, port),
         )
         self._attached.set()
-        door = Gateway(self._quorum, self._registry, self._classic, self._clock, settings)
+        door = Gateway(self._quorum, self._registry, self._moves, self._classic, self._clock, settings)
         self._http = HttpServer(door.answer, refuse, settings.http_body_bytes_max, settings.http_body_timeout_s)
         await self._http.start(listener)
         self.http_address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -134,6 +152,7 @@ class Manager:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._poll_all()
             await self._try_to_record()  # a clean stop forgets nobody's last call
+        await self._moves.stop()
         if self._joining is not None:
             await self._joining.close()
 
@@ -152,6 +171,10 @@ class Manager:
             CreateTopic: self._create_topic,
             DeleteTopic: self._delete_topic,
             JoinCluster: self._join_cluster,
+            AddPartitions: self._add_partitions,
+            RemoveBroker: self._remove_broker,
+            Rebalance: self._rebalance,
+            GetMoves: self._get_moves,
         }
 
     async def _join_cluster(self, request: JoinCluster, payload: memoryview, flow: object) -> Reply:
@@ -188,6 +211,27 @@ class Manager:
         await self._attached.wait()
         await self._classic.delete_topic(request.name)
         return Done(), ()
+
+    async def _add_partitions(self, request: AddPartitions, payload: memoryview, flow: object) -> Reply:
+        await self._attached.wait()
+        await self._registry.add_partitions(request.name, request.partitions)
+        return Done(), ()
+
+    async def _remove_broker(self, request: RemoveBroker, payload: memoryview, flow: object) -> Reply:
+        await self._attached.wait()
+        await self._moves.remove_broker(request.broker_id)
+        return Done(), ()
+
+    async def _rebalance(self, request: Rebalance, payload: memoryview, flow: object) -> Reply:
+        await self._attached.wait()
+        return MovesReply(await self._moves.rebalance(), self._moves.draining()), ()
+
+    async def _get_moves(self, request: GetMoves, payload: memoryview, flow: object) -> Reply:
+        return MovesReply(self._moves.moves(), self._moves.draining()), ()
+
+    async def _forget_broker(self, broker_id: int) -> None:
+        if self._joining is not None:
+            await self._joining.forget(broker_id)
 
     # -- what is observed and not replicated ---------------------------------------------------------------------
 

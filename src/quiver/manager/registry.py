@@ -56,7 +56,7 @@ class Registry:
         for status in await self.brokers.status(broker.id):
             hosted.setdefault(status.topic, []).append(status.uid)
         for topic in list(self._quorum.state.topics.values()):
-            if topic.name in hosted:
+            if len(hosted.get(topic.name, ())) == len(topic.partitions):
                 self.brokers.note_hosted(topic)
             elif broker.id in self.brokers.concerned(topic):
                 await self.brokers.host(topic)  # a crash came between the quorum and the broker
@@ -64,7 +64,8 @@ class Registry:
             await self.adopt(broker.id, name, uids)
 
     async def register_broker(self, broker: Broker) -> None:
-        if self._quorum.state.brokers.get(broker.id) != broker:
+        known = self._quorum.state.brokers.get(broker.id)
+        if known is None or (known.endpoint, known.disk_id) != (broker.endpoint, broker.disk_id):
             now_us = self._clock.now_us()
             await self._quorum.propose(commands.RegisterBroker(broker.id, broker.endpoint, now_us, broker.disk_id))
 
@@ -74,20 +75,16 @@ class Registry:
             await self._quorum.propose(commands.CreateTopic(name, uids, 1, self._clock.now_us(), [broker_id]))
             self.brokers.note_hosted(self._quorum.state.topic(name))
 
-    async def remove_broker(self, broker_id: int) -> None:
-        """Forgets a broker that is gone for good. The state refuses when it holds partitions."""
-        if self.brokers.is_active(broker_id):
-            raise RequestError(f"Broker {broker_id} is active; stop it first")
-        await self._quorum.propose(commands.RemoveBroker(broker_id))
-        self.brokers.detach(broker_id)
-
     @property
     def is_embedded(self) -> bool:
         """The only broker is on this node; such a one says nothing of its disk."""
         return not any(broker.disk_id for broker in self._quorum.state.brokers.values())
 
     def broker_state(self, broker_id: int) -> str:
-        return "active" if self.brokers.is_active(broker_id) else "inactive"
+        """As it stands in the database; one that is removed when its replicas are elsewhere is draining."""
+        if not self.brokers.is_active(broker_id):
+            return "inactive"
+        return self._quorum.state.brokers[broker_id].phase or "active"
 
     def link_of(self, topic: str, partition: int) -> BrokerLink:
         """The leader of a partition."""
@@ -133,6 +130,22 @@ class Registry:
         async with self.changing:
             topic: Topic = await self._quorum.propose(command)
             await self.brokers.host(topic)
+            return topic
+
+    async def add_partitions(self, name: str, partitions: int) -> Topic:
+        """So many in all; the same number again changes nothing."""
+        count = len(self._quorum.state.topic(name).partitions)
+        if partitions > PARTITIONS_MAX:
+            raise InvalidRequestError(f"partitions must be between 1 and {PARTITIONS_MAX}, not {partitions}")
+        if partitions < count:
+            raise InvalidRequestError(f"Topic {name} has {count} partitions; their number can only grow")
+        if partitions == count:
+            return await self.topic(name)
+        async with self.changing:
+            uids = [uuid.uuid4().hex for _ in range(partitions - count)]
+            command = commands.AddPartitions(name, count, uids, self.brokers.active)
+            topic: Topic = await self._quorum.propose(command)
+            await self.brokers.host_again(topic)
             return topic
 
     def _creation(self, name: str, partitions: int, replication_factor: int) -> commands.CreateTopic:

@@ -15,12 +15,15 @@ import msgspec
 from quiver.errors import InvalidRequestError
 from quiver.manager.classic import ClassicApi
 from quiver.manager.http_server import HttpAnswer
+from quiver.manager.moves import Moves
 from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.registry import Registry
 from quiver.manager.v1_call import Call, answer
 from quiver.manager.v1_shapes import (
     Brokers,
     Health,
+    Move,
+    Moving,
     NewTopic,
     Offsets,
     OffsetsQuery,
@@ -31,6 +34,7 @@ from quiver.manager.v1_shapes import (
     PositionIn,
     Positions,
     Topic,
+    TopicChange,
     TopicRow,
     Topics,
 )
@@ -54,9 +58,10 @@ T = TypeVar("T")
 
 
 class Administration:
-    def __init__(self, quorum: MetadataQuorum, registry: Registry, classic: ClassicApi) -> None:
+    def __init__(self, quorum: MetadataQuorum, registry: Registry, moves: Moves, classic: ClassicApi) -> None:
         self._quorum = quorum
         self._registry = registry
+        self._moves = moves
         self._classic = classic
 
     # -- topics --------------------------------------------------------------------------------------------------
@@ -72,6 +77,10 @@ class Administration:
 
     async def describe_topic(self, call: Call) -> HttpAnswer:
         return answer(self._described(self._quorum.state.topic(call.path["topic"])))
+
+    async def alter_topic(self, call: Call) -> HttpAnswer:
+        asked: TopicChange = call.body
+        return answer(self._described(await self._registry.add_partitions(call.path["topic"], asked.partitions)))
 
     async def delete_topic(self, call: Call) -> HttpAnswer:
         await self._classic.delete_topic(call.path["topic"])
@@ -150,9 +159,27 @@ class Administration:
     async def brokers(self, call: Call) -> HttpAnswer:
         return answer(msgspec.convert({"brokers": self._classic.broker_rows()}, Brokers))
 
+    async def remove_broker(self, call: Call) -> HttpAnswer:
+        text = call.path["broker"]
+        if not (text.isascii() and text.isdigit() and len(text) < 11):
+            raise InvalidRequestError(f"a broker has a number, not {text[:60]!r}")
+        await self._moves.remove_broker(int(text))
+        return answer(self._under_way(), 202)
+
+    async def rebalance(self, call: Call) -> HttpAnswer:
+        await self._moves.rebalance()
+        return answer(self._under_way(), 202)
+
+    async def moves(self, call: Call) -> HttpAnswer:
+        return answer(self._under_way())
+
+    def _under_way(self) -> Moving:
+        moves = [Move(m.topic, m.partition, list(m.replicas), list(m.leaving)) for m in self._moves.moves()]
+        return Moving(moves, self._moves.draining())
+
     async def health(self, call: Call) -> HttpAnswer:
         known = self._classic.node_health()
-        is_here = any(broker["status"] == "active" for broker in known["brokers"])
+        is_here = any(broker["status"] != "inactive" for broker in known["brokers"])
         health: Any = msgspec.convert(known | {"status": "ok" if is_here else "unavailable"}, Health)
         return answer(health) if is_here else answer(health, 503, ("retry-after", "1"))
 

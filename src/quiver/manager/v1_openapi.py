@@ -31,6 +31,7 @@ _FETCH_HEADERS: Final = {
 }
 _PATH_SCHEMAS: Final[dict[str, Json]] = {
     "topic": {"type": "string"},
+    "broker": {"type": "integer", "minimum": 1},
     "partition": {"type": "integer", "minimum": 0, "maximum": PARTITIONS_MAX - 1},
     "group": {"type": "string", "minLength": 1, "maxLength": CONSUMER_NAME_MAX, "pattern": "^[^#]"},
     "broker_id": {"type": "integer"},

@@ -68,6 +68,15 @@ ROUTES: Final = (
     ),
     Route("GET", "/v1/topics/{topic}", "describe_topic", "One topic", _json(shapes.Topic), errors=(404,)),
     Route(
+        "PATCH",
+        "/v1/topics/{topic}",
+        "alter_topic",
+        "Give a topic more partitions",
+        _json(shapes.Topic),
+        body=_json(shapes.TopicChange),
+        errors=(*_OF_TOPIC, 409, 413, 415),
+    ),
+    Route(
         "DELETE",
         "/v1/topics/{topic}",
         "delete_topic",
@@ -140,6 +149,25 @@ ROUTES: Final = (
         errors=(*_OF_TOPIC, 409, 413, 415, 416),
     ),
     Route("GET", "/v1/brokers", "brokers", "All brokers", _json(shapes.Brokers)),
+    Route(
+        "DELETE",
+        "/v1/brokers/{broker}",
+        "remove_broker",
+        "Move the replicas of a broker to others, then forget it",
+        _json(shapes.Moving),
+        status=202,
+        errors=(503,),
+    ),
+    Route(
+        "POST",
+        "/v1/rebalance",
+        "rebalance",
+        "Give every broker its share of replicas and leaders",
+        _json(shapes.Moving),
+        status=202,
+        errors=(503,),
+    ),
+    Route("GET", "/v1/moves", "moves", "Partitions on their way to other brokers", _json(shapes.Moving)),
     Route(
         "GET", "/v1/health", "health", "This manager, and all managers and brokers", _json(shapes.Health), errors=(503,)
     ),

@@ -200,6 +200,12 @@ class NewTopic(Body, frozen=True):
     replication_factor: Annotated[int, Meta(ge=1, le=REPLICATION_FACTOR_MAX)] = REPLICATION_FACTOR_DEFAULT
 
 
+class TopicChange(Body, frozen=True):
+    """So many partitions in all; their number can only grow."""
+
+    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)]
+
+
 class TopicRow(Answer, frozen=True):
     name: str
     partitions: int
@@ -228,12 +234,28 @@ class Topic(Answer, frozen=True):
 class Broker(Answer, frozen=True):
     broker_id: int
     endpoint: str
-    status: Annotated[str, Meta(description="active or inactive")]
+    status: Annotated[str, Meta(description="active, inactive, or draining while its replicas move to others")]
     last_heartbeat: str | None
 
 
 class Brokers(Answer, frozen=True):
     brokers: list[Broker]
+
+
+class Move(Answer, frozen=True):
+    """The brokers that are to hold a partition, and those that leave it."""
+
+    topic: str
+    partition: int
+    replicas: list[int]
+    leaving: list[int]
+
+
+class Moving(Answer, frozen=True):
+    """The partitions that are on their way, and the brokers that are being removed."""
+
+    moves: list[Move]
+    draining: list[int]
 
 
 class Health(Answer, frozen=True):

@@ -13,13 +13,13 @@ from msgspec import Struct
 from quiver.errors import ConnectionLostError, RequestTimeoutError
 from quiver.net.connection import Connection, open_connection
 from quiver.net.protocol import Buffer
-from quiver.wire.messages import NODE_CLIENT, REPLY_TO, CreateTopic, DeleteTopic
+from quiver.wire.messages import NODE_CLIENT, REPLY_TO, AddPartitions, CreateTopic, DeleteTopic, HostTopic
 
 CONNECT_TIMEOUT_S: Final = 2.0
 CALL_TIMEOUT_S: Final = 5.0
 # Thousands of directories take long on a slow disk. That it is not done yet says nothing about the connection.
 _SLOW_TIMEOUT_S: Final = 60.0
-_SLOW: Final = (CreateTopic, DeleteTopic)
+_SLOW: Final = (AddPartitions, CreateTopic, DeleteTopic, HostTopic)
 
 
 class RemoteLink:
