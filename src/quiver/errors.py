@@ -3,6 +3,7 @@
     QuiverError
     ├── RequestError            your request is wrong; sending it again will not help      (HTTP 400)
     │   ├── InvalidRequestError       a field has the wrong type or value
+    │   │   └── BrokerRemovedError        this broker was removed from the cluster it wants to join
     │   ├── InvalidTopicError         the topic name is not allowed
     │   ├── UnknownTopicError         no such topic
     │   ├── UnknownPartitionError     the topic has no such partition
@@ -64,6 +65,10 @@ class RequestError(QuiverError):
 
 
 class InvalidRequestError(RequestError):
+    pass
+
+
+class BrokerRemovedError(InvalidRequestError):
     pass
 
 

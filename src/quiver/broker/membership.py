@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from quiver.errors import (
+    BrokerRemovedError,
     ConnectionLostError,
     InvalidRequestError,
     QuiverError,
@@ -56,7 +57,8 @@ class Members(msgspec.Struct, frozen=True):
 
 
 class Membership:
-    """`serve` is the broker's own answer to a request; it knows `leaders`, and was told of `topics`."""
+    """`serve` is the broker's own answer to a request; it knows `leaders`, and was told of `topics`. `on_removed` is
+    called when the manager no longer wants it."""
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class Membership:
         serve: Callable[[Any, memoryview, Flow], Any],
         leaders: Callable[[], dict[tuple[str, int], int]],
         topics: Callable[[], list[TopicInfo]] = list,
+        on_removed: Callable[[BrokerRemovedError], None] = lambda error: None,
     ) -> None:
         self._link = RemoteLink(manager, f"broker-{me}")
         self._me = me
@@ -80,6 +83,7 @@ class Membership:
         self._serve = serve
         self._leaders = leaders
         self._topics = topics
+        self._on_removed = on_removed
         self._members = self._load()
         self._known = MetadataReply("", [], [])  # what the manager last said of all topics
         self._known_at = -1  # the change of metadata that `_known` was asked after
@@ -146,6 +150,11 @@ class Membership:
             try:
                 await self._join()
                 told = ""
+            except BrokerRemovedError as error:
+                self._manager_is_here = False
+                logger.error("removed error=%r", error.message)
+                self._on_removed(error)
+                return
             except QuiverError as error:
                 self._manager_is_here = False
                 if error.message != told:

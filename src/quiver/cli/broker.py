@@ -1,16 +1,30 @@
-"""`quiver broker`: runs one broker that joins a cluster, on this host or another; `quiver broker list` shows all."""
+"""`quiver broker`: runs one broker that joins a cluster, on this host or another; `list`, `remove` and `rebalance` are
+about the brokers of a running cluster.
+
+Rule: the cluster does the work. A command that waits for it may be interrupted; the work goes on.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from quiver.cli.options import AsJson, DataDir, Servers, examples, find_cluster
+from quiver.cli.progress import Steps
 from quiver.cli.render import print_json, table
 from quiver.cli.settings import PORT_MAX
 from quiver.errors import InvalidRequestError
+from quiver.types import PartitionMove
+
+if TYPE_CHECKING:
+    from quiver import Admin
+
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is done, or when it has begun.")]
+
+_LOOK_S: Final = 0.2
 
 _commands = typer.Typer(no_args_is_help=False)
 
@@ -23,6 +37,8 @@ def register(app: typer.Typer) -> None:
             "quiver broker --manager 127.0.0.1:9400 --id 4 --port 9404",
             "quiver broker --manager 10.0.0.5:9400 --id 2 --host 10.0.0.6 --data-dir /var/lib/quiver --insecure",
             "quiver broker list",
+            "quiver broker remove 3",
+            "quiver broker rebalance",
         ),
     )
 
@@ -51,7 +67,7 @@ def broker(
         str | None, typer.Option(metavar="FILE", show_default=False, help="Settings file. Default: ./quiver.toml.")
     ] = None,
 ) -> None:
-    """Run one broker that joins the cluster of a manager, until Ctrl-C; or list brokers.
+    """Run one broker that joins the cluster of a manager, until Ctrl-C; or list, remove and rebalance brokers.
 
     It keeps its messages in DATA/broker-ID. It must keep its id and its directory: one that comes back without its
     directory is taken in as a newcomer, and gets its replicas from the others.
@@ -79,29 +95,87 @@ def list_(as_json: AsJson = False, servers: Servers = None, data_dir: DataDir = 
     from quiver import Admin
 
     with Admin(find_cluster(servers, data_dir)) as admin:
+        moves, draining = admin.moves()
         rows = broker_rows(
             {node.id: node.address for node in admin.nodes()},
             {broker: [one.role for one in statuses] for broker, statuses in admin.replica_status().items()},
+            moves,
+            draining,
         )
     if as_json:
         print_json(rows)
         return
-    table(
-        "Brokers",
-        ("id", "address", "state", "replicas", "leads"),
-        [(str(row["id"]), row["address"], row["state"], row["replicas"], row["leads"]) for row in rows],
-    )
+    columns = ("id", "address", "state", "replicas", "leads", "moving")
+    table("Brokers", columns, [(str(row["id"]), *(row[column] for column in columns[1:])) for row in rows])
 
 
-def broker_rows(addresses: dict[int, str], roles: dict[int, list[str]]) -> list[dict[str, Any]]:
-    """`roles` of the replicas of each broker that answers."""
-    return [
-        {
-            "id": broker_id,
-            "address": address,
-            "state": "online" if broker_id in roles else "unreachable",
-            "replicas": len(roles.get(broker_id, ())),
-            "leads": roles.get(broker_id, []).count("leader"),
-        }
-        for broker_id, address in sorted(addresses.items())
-    ]
+@_commands.command(epilog=examples("quiver broker remove 3", "quiver broker remove 3 --no-wait"))
+def remove(
+    broker_id: Annotated[int, typer.Argument(metavar="ID", min=1, show_default=False, help="Number of the broker.")],
+    wait: Wait = True,
+    servers: Servers = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Move what a broker has to the others, then forget it. It may run or be gone for good.
+
+    It is refused when the others could not keep its partitions. With fewer brokers left than a topic wants replicas,
+    its partitions have fewer.
+    """
+    from quiver import Admin
+
+    with Admin(find_cluster(servers, data_dir)) as admin:
+        admin.remove_broker(broker_id)
+        if not wait:
+            print(f"Broker {broker_id} is being removed.")
+            return
+        _wait_for_moves(admin, broker_id)
+    print(f"Removed broker {broker_id}.")
+
+
+@_commands.command(epilog=examples("quiver broker rebalance", "quiver broker rebalance --no-wait"))
+def rebalance(wait: Wait = True, servers: Servers = None, data_dir: DataDir = None) -> None:
+    """Give every broker its share of replicas and leaders, a new one too, with as few moves as possible.
+
+    Partitions that have fewer replicas than their topic wants get them.
+    """
+    from quiver import Admin
+
+    with Admin(find_cluster(servers, data_dir)) as admin:
+        count = len(admin.rebalance())
+        if wait:
+            _wait_for_moves(admin)
+    if not count:
+        print("Every broker has its share.")
+    else:
+        print(f"{count} partition{'' if count == 1 else 's'} {'moved' if wait else 'began to move'}.")
+
+
+def _wait_for_moves(admin: Admin, broker_id: int = 0) -> None:
+    """Until nothing moves; or until that broker is no longer being removed."""
+    moves, draining = admin.moves()
+    with Steps(len(moves), "partitions") as progress:
+        total = len(moves)
+        while broker_id in draining if broker_id else moves:
+            progress.done(max(0, total - len(moves)))
+            time.sleep(_LOOK_S)
+            moves, draining = admin.moves()
+
+
+def broker_rows(
+    addresses: dict[int, str], roles: dict[int, list[str]], moves: list[PartitionMove], draining: list[int]
+) -> list[dict[str, Any]]:
+    """`roles` of the replicas of each broker that answers. `moving` counts partitions that change."""
+    rows = []
+    for broker_id, address in sorted(addresses.items()):
+        state = "draining" if broker_id in draining else "online"
+        rows.append(
+            {
+                "id": broker_id,
+                "address": address,
+                "state": state if broker_id in roles else "unreachable",
+                "replicas": len(roles.get(broker_id, ())),
+                "leads": roles.get(broker_id, []).count("leader"),
+                "moving": sum(broker_id in (*move.replicas, *move.leaving) for move in moves),
+            }
+        )
+    return rows

@@ -5,12 +5,14 @@ Rule: they only compose, as the embedded node does. Here manager and brokers kno
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
 from quiver.broker.membership import Membership
 from quiver.broker.server import Broker
 from quiver.config import NodeSettings
-from quiver.errors import InvalidRequestError
+from quiver.errors import BrokerRemovedError, InvalidRequestError
 from quiver.log.disk import SystemDisk
 from quiver.manager.manager import Manager
 from quiver.net.peers import Peers
@@ -74,7 +76,9 @@ class BrokerNode:
 
     http = ""
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(
+        self, settings: NodeSettings, on_removed: Callable[[BrokerRemovedError], None] = lambda error: None
+    ) -> None:
         if not settings.manager:
             raise InvalidRequestError("a broker needs the address of a manager: --manager host:port")
         me = settings.node_id
@@ -92,6 +96,7 @@ class BrokerNode:
             serve=lambda request, payload, flow: self._broker.serve(request, payload, flow),
             leaders=lambda: self._broker.leaders(),
             topics=lambda: self._broker.topics(),
+            on_removed=on_removed,
         )
         self._broker = Broker(settings, disk, others=self._membership.handlers, peers=self._peers)
 

@@ -20,17 +20,17 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import uvloop
 
 from quiver.cli.lock import FileLock
-from quiver.cli.ready import EXIT_FAILED, EXIT_USER_MISTAKE, NodeReady, ReadyPipe, StartFailed
+from quiver.cli.ready import EXIT_FAILED, EXIT_REMOVED, EXIT_USER_MISTAKE, NodeReady, ReadyPipe, StartFailed
 from quiver.cli.settings import load_settings
 from quiver.config import NodeSettings, check_listen_address
-from quiver.errors import InvalidRequestError, QuiverError, RequestError
+from quiver.errors import BrokerRemovedError, InvalidRequestError, QuiverError, RequestError
 
 # The orphan of a killed supervisor needs a moment to end; the next node waits for it so long.
 DIRECTORY_LOCK_WAIT_S = 3.0
@@ -103,21 +103,27 @@ def lock_directory(settings: NodeSettings, role: str) -> FileLock:
     raise InvalidRequestError(f"the data directory {directory} is in use by another process")
 
 
-def make_node(settings: NodeSettings, role: str) -> Node:
+def make_node(settings: NodeSettings, role: str, on_removed: Callable[[BrokerRemovedError], None]) -> Node:
     if role == "embedded":
         from quiver.cli.embedded import EmbeddedNode
 
         return EmbeddedNode(settings)
     from quiver.cli.cluster_nodes import BrokerNode, ManagerNode
 
-    return ManagerNode(settings) if role == "manager" else BrokerNode(settings)
+    return ManagerNode(settings) if role == "manager" else BrokerNode(settings, on_removed)
 
 
 async def serve(settings: NodeSettings, parent: ReadyPipe, role: str) -> None:
-    """Runs the node until something asks it to stop."""
+    """Runs the node until something asks it to stop. Raises BrokerRemovedError when its cluster does not want it."""
     stop = asyncio.Event()
+    removed: list[BrokerRemovedError] = []
+
+    def on_removed(error: BrokerRemovedError) -> None:
+        removed.append(error)
+        stop.set()
+
     _watch_for_stop(asyncio.get_running_loop(), stop)
-    node = make_node(settings, role)
+    node = make_node(settings, role, on_removed)
     if not await _start(node, stop, role):
         return
     try:
@@ -130,6 +136,8 @@ async def serve(settings: NodeSettings, parent: ReadyPipe, role: str) -> None:
         logger.info("node_stopping id=%d", settings.node_id)
     finally:
         await node.stop()
+    if removed:
+        raise removed[0]
 
 
 async def _start(node: Node, stop: asyncio.Event, role: str) -> bool:
@@ -152,6 +160,8 @@ async def _start(node: Node, stop: asyncio.Event, role: str) -> bool:
 
 def explain(error: QuiverError | OSError, settings: NodeSettings | None) -> StartFailed:
     """One line for the user, and whose fault it is."""
+    if isinstance(error, BrokerRemovedError):
+        return StartFailed(error.message, EXIT_REMOVED)
     if isinstance(error, QuiverError):
         return StartFailed(error.message, EXIT_USER_MISTAKE if isinstance(error, RequestError) else EXIT_FAILED)
     where = f"{settings.host}:{settings.port}" if settings else "the node"

@@ -1,4 +1,4 @@
-"""A bar on the terminal for work that takes longer than two seconds.
+"""A bar on the terminal for work that takes longer than two seconds: bytes, or steps of which the number is known.
 
 Rule: nothing is drawn, and rich is not imported, for short work or when standard error is not a terminal.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -61,10 +61,31 @@ class Progress:
         self._task = self._bar.add_task("", total=self._total_bytes, messages="0", rate="0")
         self._bar.start()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class Steps(Progress):
+    """So many of so many, in words: `12/40 partitions`."""
+
+    def __init__(self, total: int, noun: str) -> None:
+        super().__init__(total)
+        self._noun = noun
+
+    def done(self, count: int) -> None:
+        self.update(count, count)
+
+    def _draw(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn(self._noun))
+        self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task("", total=self._total_bytes)
+        self._bar.start()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from quiver.cli.cluster_file import BrokerEntry, Cluster, ManagerEntry, SupervisorEntry, remove_cluster, write_cluster
-from quiver.cli.ready import EXIT_FAILED, NodeReady, StartFailed, last_words, parse_report
+from quiver.cli.ready import EXIT_FAILED, EXIT_REMOVED, NodeReady, StartFailed, last_words, parse_report
 
 BACKOFF_S_MIN: Final = 0.1
 BACKOFF_S_MAX: Final = 10.0
@@ -142,6 +142,8 @@ class Supervisor:
                     await process.wait()
                     up_s = time.monotonic() - up_since
                 code = await process.wait()
+                if code == EXIT_REMOVED:
+                    return await self._leave_out(node)
                 if node.ready is None and code > 0:
                     # It ended by itself and never served: a restart would meet the same port, directory or damage.
                     return Ended(code, _reason(node, said, log_start))
@@ -187,6 +189,19 @@ class Supervisor:
         node.http_port = _port_of(ready.http) if ready.http else node.http_port
         if node.spec.role == "manager":
             self._manager_ready.set()
+        self._tell()
+        if restarted and self._announced:
+            self._say(f"{node.spec.name} serves {ready.address} again (pid {ready.pid})")
+
+    async def _leave_out(self, node: _Node) -> Ended:
+        """That broker is not part of the cluster any more; the others go on without it."""
+        self._say(f"{node.spec.name} was removed from the cluster and is not started again")
+        self._nodes.remove(node)
+        self._tell()
+        never: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        return await never
+
+    def _tell(self) -> None:
         if any(other.ready is None for other in self._nodes):
             return
         cluster = self._cluster()
@@ -195,8 +210,6 @@ class Supervisor:
         except OSError as error:
             # The nodes serve; a full disk must not take them down. The next restart writes it again.
             self._say(f"cannot write cluster.json: {error.strerror}")
-        if restarted:
-            self._say(f"{node.spec.name} serves {ready.address} again (pid {ready.pid})")
         if not self._announced:
             self._announced = True
             self._on_ready(cluster)

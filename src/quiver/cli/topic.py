@@ -1,4 +1,4 @@
-"""`quiver topic create|list|describe|delete`."""
+"""`quiver topic create|list|describe|alter|delete`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Name of the topic.")]
 
-_commands = typer.Typer(no_args_is_help=True, help="Create, list, describe and delete topics.")
+_commands = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
 
 def register(app: typer.Typer) -> None:
@@ -82,6 +82,22 @@ def describe(name: Name, as_json: AsJson = False, servers: Servers = None, data_
             for row in rows
         ],
     )
+
+
+@_commands.command(epilog=examples("quiver topic alter logs --partitions 8"))
+def alter(
+    name: Name,
+    partitions: Annotated[
+        int, typer.Option(min=1, max=PARTITIONS_MAX, show_default=False, help="Number of partitions, in all.")
+    ],
+    servers: Servers = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Give a topic more partitions. Producers and consumers notice it by themselves."""
+    check_topic_name(name)
+    with _admin(servers, data_dir) as admin:
+        altered = admin.add_partitions(name, partitions)
+    print(f"Topic {altered.name} has {_count(len(altered.partitions), 'partition')}.")
 
 
 @_commands.command(epilog=examples("quiver topic delete logs", "quiver topic delete logs --yes"))

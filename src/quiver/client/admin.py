@@ -94,12 +94,7 @@ class AsyncAdmin:
         return reply.moves, reply.draining
 
     async def _change(self, request: Struct, reply_type: type[R]) -> R:
-        """Of any node; it may be repeated."""
-
-        async def once() -> R:
-            return await self._cluster.call(await self._cluster.any_connection(), request, reply_type)
-
-        return await self._cluster.retrying(once)
+        return await self._cluster.retrying(lambda: self._cluster.ask_any(request, reply_type))
 
     async def delete_topic(self, name: str) -> None:
         """Removes the topic and its data. Raises UnknownTopicError."""

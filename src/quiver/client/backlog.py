@@ -63,6 +63,10 @@ class Backlog:
             self._untold = deque(other for other in self._untold if other is not error)
         self.positions[fetcher.topic, fetcher.partition] = position
 
+    def begin(self, fetcher: Fetcher, position: int) -> None:
+        """A partition that nothing came from yet. The reader may be taking."""
+        self.positions[fetcher.topic, fetcher.partition] = position
+
     def clear(self) -> None:
         """Nothing more is handed out."""
         self._run = None

@@ -208,23 +208,26 @@ class Cluster:
 
     async def metadata(self, topics: list[str] | None = None) -> MetadataReply:
         """What any node says that answers."""
+        reply = await self.ask_any(GetMetadata(topics), MetadataReply, topics[0] if topics else None)
+        self._addresses = {node.id: node.address for node in reply.nodes}
+        for topic in reply.topics:
+            self._topics[topic.name] = topic
+        return reply
+
+    async def ask_any(self, request: Struct, reply_type: type[R], topic: str | None = None) -> R:
+        """The answer of the first node that has one. Only for requests that may be repeated."""
         errors: list[str] = []
         refused: UnavailableError | None = None
-        for address in self._to_ask(topics[0] if topics else None):
+        for address in self._to_ask(topic):
             try:
                 connection = await self.connection(address)
             except UnavailableError as error:
                 errors.append(error.message)
                 continue
             try:
-                reply = await self.call(connection, GetMetadata(topics), MetadataReply)
+                return await self.call(connection, request, reply_type)
             except UnavailableError as error:
                 refused = error
-                continue
-            self._addresses = {node.id: node.address for node in reply.nodes}
-            for topic in reply.topics:
-                self._topics[topic.name] = topic
-            return reply
         raise refused or ConnectionLostError(f"no server answers: {'; '.join(errors)}")
 
     async def _metadata_of(self, name: str) -> TopicInfo | None:

@@ -19,6 +19,7 @@ from quiver.client.backlog import Backlog, TopicPartition
 from quiver.client.cluster import Cluster
 from quiver.client.fetcher import Chunk, Fetcher
 from quiver.client.partitioner import check_partition
+from quiver.client.topic_watch import REFRESH_S, TopicWatch
 from quiver.config import MIB
 from quiver.errors import (
     ClosedError,
@@ -29,7 +30,7 @@ from quiver.errors import (
     QuiverError,
     UnknownPartitionError,
 )
-from quiver.types import Record, check_topic_name
+from quiver.types import Record, TopicInfo, check_topic_name
 from quiver.wire.frame import walk_frames
 from quiver.wire.messages import (
     CONSUMER_NAME_MAX,
@@ -66,6 +67,7 @@ class ConsumerEngine:
         prefetch_bytes: int = 32 * MIB,
         request_timeout: float = 30.0,
         client_id: str = "",
+        metadata_refresh: float = REFRESH_S,
     ) -> None:
         if isinstance(topics, (str, bytes)) or not isinstance(topics, Iterable):
             raise InvalidRequestError("topics is a list of topic names")
@@ -88,6 +90,8 @@ class ConsumerEngine:
         self._fetch_bytes = fetch_bytes
         self._prefetch_bytes = prefetch_bytes
         self._fetchers: dict[TopicPartition, Fetcher] = {}
+        followed = [topic for topic in self._topics if topic not in self._wanted]
+        self._watch = TopicWatch(self._cluster, metadata_refresh, lambda: followed, self._seen) if followed else None
         self.backlog = Backlog(self._taken)
         self._committed: dict[TopicPartition, int] = {}
         self._rewound: set[TopicPartition] = set()
@@ -119,25 +123,45 @@ class ConsumerEngine:
         positions = await asyncio.gather(*(self._first_offset(*pair) for pair in found))
         # Two chunks of each partition may be held: one being read, one being fetched.
         share = max(_FETCH_BYTES_MIN, min(self._fetch_bytes, self._prefetch_bytes // (2 * max(1, len(found)))))
-        policy = self._start if isinstance(self._start, str) else "none"
         for (topic, number), offset in zip(found, positions, strict=True):
-            fetcher = Fetcher(self._cluster, topic, number, start=policy, bytes_max=share, deliver=self._delivered)
-            self._fetchers[topic, number] = fetcher
-            self.backlog.forget(fetcher, offset)
-            fetcher.start(offset)
+            self._fetch(topic, number, offset, share)
         self._started = True
+        if self._watch is not None:
+            self._watch.start()
+
+    def _fetch(self, topic: str, number: int, offset: int, share: int) -> None:
+        policy = self._start if isinstance(self._start, str) else "none"
+        fetcher = Fetcher(self._cluster, topic, number, start=policy, bytes_max=share, deliver=self._delivered)
+        self._fetchers[topic, number] = fetcher
+        self.backlog.begin(fetcher, offset)
+        fetcher.start(offset)
+
+    async def _seen(self, topic: TopicInfo) -> None:
+        """Reads partitions that were not there at the start: from their first record on, whatever `start` says."""
+        for number in range(len(topic.partitions)):
+            if (topic.name, number) not in self._fetchers and not self._closed:
+                offset = await self._committed_offset(topic.name, number)
+                if offset is None:
+                    offset = await self.edge(topic.name, number, OFFSET_EARLIEST)
+                self._fetch(topic.name, number, offset, _FETCH_BYTES_MIN)
 
     async def _first_offset(self, topic: str, partition: int) -> int:
-        if self._group is not None:
-            reply = await self._cluster.ask(topic, partition, GetPosition(topic, partition, self._group), PositionReply)
-            if reply.offset is not None:
-                self._committed[topic, partition] = reply.offset
-                return reply.offset
-            if self._start == "committed":
-                raise NoCommittedPositionError(f"group {self._group} has no position in {topic}-{partition}")
+        committed = await self._committed_offset(topic, partition)
+        if committed is not None:
+            return committed
+        if self._start == "committed":
+            raise NoCommittedPositionError(f"group {self._group} has no position in {topic}-{partition}")
         if isinstance(self._start, int):
             return await self._checked_offset(topic, partition, self._start)
         return await self.edge(topic, partition, OFFSET_EARLIEST if self._start == "earliest" else OFFSET_LATEST)
+
+    async def _committed_offset(self, topic: str, partition: int) -> int | None:
+        if self._group is None:
+            return None
+        reply = await self._cluster.ask(topic, partition, GetPosition(topic, partition, self._group), PositionReply)
+        if reply.offset is not None:
+            self._committed[topic, partition] = reply.offset
+        return reply.offset
 
     async def edge(self, topic: str, partition: int, which: int) -> int:
         request = ListOffset(topic, partition, which)
@@ -204,6 +228,8 @@ class ConsumerEngine:
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
+            if self._watch is not None:
+                await self._watch.stop()
             for fetcher in self._fetchers.values():
                 await fetcher.stop()
             await self._cluster.close()

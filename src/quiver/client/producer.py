@@ -23,6 +23,7 @@ from quiver.client.cluster import Cluster
 from quiver.client.delivery import Delivery, RecordFuture
 from quiver.client.partitioner import Partitioner
 from quiver.client.sender import PartitionSender
+from quiver.client.topic_watch import REFRESH_S, TopicWatch
 from quiver.clock import SystemClock
 from quiver.config import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, MIB
 from quiver.errors import (
@@ -95,6 +96,7 @@ class ProducerEngine:
         request_timeout: float = 30.0,
         block_timeout: float = 60.0,
         client_id: str = "",
+        metadata_refresh: float = REFRESH_S,
     ) -> None:
         if compression not in COMPRESSIONS:
             raise InvalidRequestError(f"compression is one of {COMPRESSIONS}, not {compression!r}")
@@ -123,6 +125,7 @@ class ProducerEngine:
         self._unsettled: set[Delivery] = set()  # batches that have no outcome yet
         self._flushing = 0
         self._topics: dict[str, TopicInfo] = {}
+        self._watch = TopicWatch(self._cluster, metadata_refresh, lambda: list(self._topics), self._seen)
         self._senders: dict[tuple[str, int], PartitionSender] = {}
         self._pid = os.getpid()
         self._closed = False
@@ -296,7 +299,13 @@ class ProducerEngine:
     async def topic(self, name: object) -> TopicInfo:
         found = await self._cluster.retrying(lambda: self._cluster.topic(name))  # type: ignore[arg-type]
         self._topics[found.name] = found
+        self._watch.start()
         return found
+
+    async def _seen(self, topic: TopicInfo) -> None:
+        """It may have more partitions than before. One that was forgotten meanwhile is asked for by who needs it."""
+        if topic.name in self._topics:
+            self._topics[topic.name] = topic
 
     def _take(self, sender: PartitionSender, in_flight: int) -> Batch | None:
         with self._lock:
@@ -355,6 +364,7 @@ class ProducerEngine:
         try:
             await self.flush(timeout_s)
         finally:
+            await self._watch.stop()
             for sender in self._senders.values():
                 await sender.close()
             await self._cluster.close()

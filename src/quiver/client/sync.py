@@ -51,7 +51,8 @@ class Producer(_Closing):
         producer.flush()
 
     Settings: linger_ms=5, batch_bytes=262144, buffer_bytes=67108864, compression=None|'lz4'|'zstd', idempotent=True,
-    delivery_timeout=120, request_timeout=30, block_timeout=60 (seconds), message_bytes_max=1048576, client_id.
+    delivery_timeout=120, request_timeout=30, block_timeout=60, metadata_refresh=30 (seconds),
+    message_bytes_max=1048576, client_id.
     """
 
     def __init__(self, servers: str, **settings: Any) -> None:
@@ -120,7 +121,8 @@ class Consumer(_Closing):
 
     `start` is where to begin without a committed position, and what to do when a position fell off the log:
     'earliest', 'latest', 'committed' (raise instead), or an offset. Settings: group, partitions={"logs": [0, 1]},
-    idle_timeout (seconds without a record that end iteration), fetch_bytes, prefetch_bytes, request_timeout, client_id.
+    idle_timeout (seconds without a record that end iteration), fetch_bytes, prefetch_bytes, request_timeout,
+    metadata_refresh (seconds after which partitions that were added are noticed), client_id.
     """
 
     def __init__(

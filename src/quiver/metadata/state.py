@@ -10,7 +10,14 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from quiver.errors import ConflictError, InvalidRequestError, TopicExistsError, UnknownPartitionError, UnknownTopicError
+from quiver.errors import (
+    BrokerRemovedError,
+    ConflictError,
+    InvalidRequestError,
+    TopicExistsError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
 from quiver.metadata.commands import (
     AddPartitions,
     Command,
@@ -173,7 +180,7 @@ class State:
     def check_may_join(self, broker_id: int, disk_id: int) -> None:
         """What it had was moved elsewhere or given up: with that on its disk it is not what it was."""
         if broker_id in self.removed and self.removed[broker_id].disk_id == disk_id:
-            raise InvalidRequestError(
+            raise BrokerRemovedError(
                 f"Broker {broker_id} was removed from this cluster; it may join again with an empty data directory"
             )
 
