@@ -16,6 +16,7 @@ from quiver.log.flusher import (
     DISTRUST_S_MIN,
     INLINE_BYTES_MAX,
     INLINE_MEAN_S_MAX,
+    STALL_S_MAX,
     Flusher,
     FlushPolicy,
 )
@@ -133,11 +134,19 @@ def test_no_flush_blocks_the_loop_while_another_runs_in_a_thread(kit: Kit) -> No
     simulate(main())
 
 
-def test_one_flush_of_twenty_milliseconds_sends_the_next_to_threads(kit: Kit) -> None:
-    assert kit.runs_inline(takes_s=0.021)
+def test_one_short_stall_is_forgiven_and_two_together_are_not(kit: Kit) -> None:
+    assert kit.runs_inline(takes_s=0.05)
+    assert all(kit.runs_inline() for _ in range(20))
+    assert kit.runs_inline(takes_s=0.05)
+    assert kit.runs_inline(takes_s=0.05)
     assert not kit.runs_inline()
     kit.clock.now_s += DISTRUST_S_MIN + 0.001
     assert kit.runs_inline()
+
+
+def test_one_long_stall_sends_the_next_to_threads(kit: Kit) -> None:
+    assert kit.runs_inline(takes_s=STALL_S_MAX + 0.001)
+    assert not kit.runs_inline()
 
 
 def test_disk_that_is_always_a_little_slow_is_left_to_threads(kit: Kit) -> None:

@@ -21,9 +21,13 @@ from quiver.log.flush import FlushJob
 INLINE_BYTES_MAX: Final = 1024 * 1024
 # Two logs that flush in turns would wait for each other on one thread; in threads they sync side by side.
 ALONE_S_MIN: Final = 0.05
-# The mean of inline flushes, each new one counting an eighth: one flush of 20 ms reaches it, or a disk of 2.5 ms.
+# The mean of inline flushes, each new one counting an eighth: a disk of 2.5 ms reaches it, or two stalls together.
 INLINE_MEAN_S_MAX: Final = 0.0025
 _MEAN_SHARE: Final = 1 / 8
+# Any disk stalls for some milliseconds now and then: one such flush counts as this much. After one that takes longer than
+# the second value the disk is not trusted.
+_STALL_S: Final = 0.012
+STALL_S_MAX: Final = 0.1
 # What a flush may take longer for its size: large ones do not make a quick disk a slow one.
 BYTES_PER_S: Final = 500_000_000
 # How long a disk that was slow is left to threads; doubles each time, starts over after it was good for as long.
@@ -64,8 +68,8 @@ class FlushPolicy:
         error = _outcome(job)
         ended_s = self._clock.monotonic_s()
         took_s = max(0.0, ended_s - began_s - job.size_bytes / BYTES_PER_S)
-        self._mean_s += (took_s - self._mean_s) * _MEAN_SHARE
-        if self._mean_s > INLINE_MEAN_S_MAX:
+        self._mean_s += (min(took_s, _STALL_S) - self._mean_s) * _MEAN_SHARE
+        if self._mean_s > INLINE_MEAN_S_MAX or took_s > STALL_S_MAX:
             was_good = began_s - self._trusted_from_s > self._distrust_s
             self._distrust_s = DISTRUST_S_MIN if was_good else min(self._distrust_s * 2, DISTRUST_S_MAX)
             self._trusted_from_s = ended_s + self._distrust_s

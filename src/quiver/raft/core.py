@@ -177,12 +177,12 @@ class Raft(Knowledge):
         """What is to be done now; None when nothing is."""
         if self.leader is not None and not self.failed:
             self.leader.send()
-        hard_state = HardState(self.term, self.voted_for)
-        changed = hard_state if hard_state != self._saved else None
-        if changed is None and not (self.work or self.outbox or self.reads or self.lost_reads):
+        saved, changed = self._saved, None
+        if saved.term != self.term or saved.voted_for != self.voted_for:
+            self._saved = changed = HardState(self.term, self.voted_for)
+        elif not (self.work or self.outbox or self.reads or self.lost_reads):
             return None
         found = Ready(changed, self.work, self.outbox, self.reads, self.lost_reads)
-        self._saved = hard_state
         self.work, self.outbox, self.reads, self.lost_reads = [], [], [], []
         return found
 

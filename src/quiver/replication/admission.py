@@ -64,6 +64,8 @@ class Admission:
     def next_step(self, raft: Raft) -> Step | None:
         """What this leader should do now."""
         membership, leader = raft.membership, raft.leader
+        if not (self._newcomers or self._order.brokers or membership.learners):
+            return None
         if leader is None or raft.membership_index > raft.commit:
             return None
         active = [peer for peer, progress in leader.progress.items() if progress.active and peer not in raft.down]

@@ -21,6 +21,9 @@ class FrameCache:
         self._frames: deque[tuple[int, Frame]] = deque()  # length, parts
         self._bytes = 0
 
+    def __len__(self) -> int:
+        return len(self._frames)
+
     def add(self, frame: Frame) -> None:
         length = sum(map(len, frame))
         self._frames.append((length, frame))

@@ -97,8 +97,9 @@ class RaftReplica:
     def leads(self) -> bool:
         """True when proposals are taken: it leads and has applied all that earlier leaders committed."""
         leader = self.raft.leader
-        led = leader is not None and self._led_term == self.raft.term and self._todo is None
-        return led and leader is not None and self.commit_end > leader.first_index
+        if leader is None or self._todo is not None or self._led_term != self.raft.term:
+            return False
+        return self.commit_end > leader.first_index
 
     @property
     def is_settling(self) -> bool:
@@ -113,11 +114,11 @@ class RaftReplica:
     @property
     def commit_end(self) -> int:
         """End, exclusive, of what is committed and can be read here."""
+        raft = self.raft
         # While a truncation or a snapshot waits for the disk, the log still has what they replace.
-        replaced = self._todo is not None and any(isinstance(work, Install) for work in self._todo.work)
-        if replaced or self.raft.failed:
+        if raft.failed or (self._todo is not None and any(isinstance(work, Install) for work in self._todo.work)):
             return self._end_before
-        return min(self.raft.commit + 1, self.raft.synced_index + 1, self._log.synced_index)
+        return min(raft.commit + 1, raft.synced_index + 1, self._log.synced_index)
 
     def check_leads(self) -> None:
         if not self.leads:
@@ -302,8 +303,9 @@ class RaftReplica:
         self._sender.send_all(todo.messages)
         for future, index in todo.reads:
             settle(future, index)
-        lost = NotLeaderError("this replica stopped leading", leader=self.leader)
-        refuse([(future, None) for future in todo.lost_reads], lost)
+        if todo.lost_reads:
+            lost = NotLeaderError("this replica stopped leading", leader=self.leader)
+            refuse([(future, None) for future in todo.lost_reads], lost)
         return True
 
     def _save(self, todo: Ready) -> bool:
@@ -355,6 +357,8 @@ class RaftReplica:
         self._led_term = term
 
     def _tidy(self) -> None:
+        if not self._sender.cache:
+            return
         leader, needed = self.raft.leader, self._log.next_index
         if leader is not None:
             needed = min([p.match + 1 for peer, p in leader.progress.items() if peer not in self.raft.down] or [needed])
