@@ -24,8 +24,8 @@ ALONE_S_MIN: Final = 0.05
 # The mean of inline flushes, each new one counting an eighth: a disk of 2.5 ms reaches it, or two stalls together.
 INLINE_MEAN_S_MAX: Final = 0.0025
 _MEAN_SHARE: Final = 1 / 8
-# Any disk stalls for some milliseconds now and then: one such flush counts as this much. After one that takes longer than
-# the second value the disk is not trusted.
+# Any disk stalls for some milliseconds now and then: one such flush counts as this much. After one that takes longer
+# than the second value the disk is not trusted.
 _STALL_S: Final = 0.012
 STALL_S_MAX: Final = 0.1
 # What a flush may take longer for its size: large ones do not make a quick disk a slow one.
