@@ -74,6 +74,14 @@ class NodeInfo(msgspec.Struct, frozen=True):
     address: str
 
 
+class ManagerInfo(msgspec.Struct, frozen=True):
+    """`address` is for frames, `http` for HTTP."""
+
+    id: int
+    address: str
+    http: str
+
+
 class ReplicaStatus(msgspec.Struct, frozen=True):
     """How far behind the leader a replica is, as the leader sees it: `lag` counts entries."""
 

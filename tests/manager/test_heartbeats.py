@@ -79,10 +79,10 @@ def test_every_call_of_a_consumer_is_a_heartbeat(api: Api) -> None:
 
 def test_the_broker_and_the_manager_are_seen_again_and_again(api: Api) -> None:
     first = seen(api, "broker", 1)
-    manager = api.get("/health")["managers"][0]["last_heartbeat"]
+    manager = until(lambda: api.get("/health")["managers"] and api.get("/health")["managers"][0]["last_heartbeat"])
     until(lambda: seen(api, "broker", 1) > first)
     assert api.get("/brokers")["brokers"][0]["last_heartbeat"] is not None
-    assert api.get("/health")["managers"][0]["last_heartbeat"] > manager
+    until(lambda: api.get("/health")["managers"][0]["last_heartbeat"] > manager)
 
 
 def test_what_was_seen_reaches_the_database(api: Api, node: HttpNode) -> None:

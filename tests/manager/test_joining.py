@@ -255,7 +255,7 @@ def test_a_port_that_another_broker_has_by_now_does_not_keep_its_old_owner_out(t
         one.address, two.address = "", one.address  # after a restart of all on any free ports
         await two.start()
         await one.start()
-        cluster.joining.reconnect()
+        cluster.joining.follow()
         with pytest.raises(ConnectionLostError):
             await cluster.registry.brokers.status(1)
         await cluster.join(one)
@@ -316,7 +316,7 @@ def test_brokers_that_are_known_are_linked_again_after_a_start(tmp_path: Path) -
         await cluster.registry.create_topic("logs", 1, 3)
         registry = Registry(cluster.registry._quorum, cluster.clock, 5.0)
         joining = Joining(registry._quorum, registry, "c")
-        joining.reconnect()
+        joining.follow()
         assert (await registry.topic("logs")).name == "logs"
         assert registry.brokers.attached == [1, 2, 3]
         await joining.close()

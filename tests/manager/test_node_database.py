@@ -64,8 +64,8 @@ def test_a_node_keeps_its_metadata_in_postgresql(tmp_path: Path, postgres_url: s
         node.start()
         with Api(node.http) as api:
             after = state_of(api)
-            # The new port is a transaction of its own, and so is the first entry of a new term.
-            assert after.pop("transaction") == before.pop("transaction") + 2
+            # The new ports are transactions of their own, and so is the first entry of a new term.
+            assert 2 <= after.pop("transaction") - before.pop("transaction") <= 3
             assert (before.pop("brokers"), after.pop("brokers")) == ([(1, before_address(rows))], [(1, node.address)])
             assert after == before
             assert api.producer("logs") == producer + 1

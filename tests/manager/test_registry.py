@@ -253,9 +253,9 @@ def test_a_deleted_topic_takes_what_was_seen_of_its_users_along(bench: QuorumBen
             assert registry.producers_seen.keys() == {kept.id}
             assert registry.consumers_seen == {}
             with pytest.raises(RequestError, match=f"^Consumer {reader.id} is not registered$"):
-                registry.consumer(reader.id, None)
+                await registry.consumer(reader.id, None)
             with pytest.raises(RequestError, match=f"^Producer {gone.id} is not registered to topic gone$"):
-                registry.producer(gone.id, "gone")
+                await registry.producer(gone.id, "gone")
 
     asyncio.run(main())
 

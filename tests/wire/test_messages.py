@@ -44,6 +44,7 @@ from quiver.wire.messages import (
     decode_request,
     encode,
 )
+from quiver.wire.quorum_messages import ForPrimary, GetQuorum, ManagerBeat, RelayHttp
 
 EXAMPLES: list[Struct] = [
     Hello(HELLO_MAGIC, 1, 3, "a client"),
@@ -81,6 +82,12 @@ EXAMPLES: list[Struct] = [
     RemoveBroker(2**31 - 1),
     Rebalance(),
     GetMoves(),
+    GetQuorum(),
+    ForPrimary("c" * 64, 3, b"request"),
+    ManagerBeat(1, "127.0.0.1:9400", "http://127.0.0.1:8002", 1 << 32 | 7, 0),
+    ManagerBeat(2**31 - 1, "h:1", "http://h:2", 2**63 - 1, 2**63 - 1, 2**63 - 1, {1: 2}, {3: 4, 5: 6}),
+    RelayHttp("POST", b"/topics"),
+    RelayHttp("DELETE", b"/v1/topics/a?b=c", [(b"accept", b"*/*")]),
 ]
 
 

@@ -1,6 +1,6 @@
-"""A broker's place in a cluster: it joins a manager, says every second that it is there, and asks it what clients ask.
+"""A broker's place in a cluster: it joins by any manager, says every second that it is there, and asks for clients.
 
-Rule: the manager may be away. Partitions go on without it: the addresses of the others are kept on disk, metadata is
+Rule: the managers may be away. Partitions go on without them: the addresses of the others are kept on disk, metadata is
 answered from what was last known and from the broker's own catalog, with the leaders this broker knows itself. Only
 changes of topics have to wait.
 """
@@ -24,8 +24,8 @@ from quiver.errors import (
     UnavailableError,
 )
 from quiver.log.disk import Disk, write_atomically
+from quiver.net.any_link import AnyLink
 from quiver.net.peers import Peers
-from quiver.net.remote_link import RemoteLink
 from quiver.net.server import Flow, Reply
 from quiver.types import NodeInfo, PartitionInfo, TopicInfo
 from quiver.wire.messages import (
@@ -50,10 +50,11 @@ _HURRY_S: Final = 2.0
 
 
 class Members(msgspec.Struct, frozen=True):
-    """What is kept on disk: the cluster this broker belongs to, and where its brokers were last."""
+    """What is kept on disk: the cluster this broker belongs to, and where its brokers and managers were last."""
 
     cluster_id: str = ""
     brokers: list[NodeInfo] = []
+    managers: list[str] = []
 
 
 class Membership:
@@ -74,7 +75,6 @@ class Membership:
         topics: Callable[[], list[TopicInfo]] = list,
         on_removed: Callable[[BrokerRemovedError], None] = lambda error: None,
     ) -> None:
-        self._link = RemoteLink(manager, f"broker-{me}")
         self._me = me
         self._peers = peers
         self._disk = disk
@@ -85,6 +85,7 @@ class Membership:
         self._topics = topics
         self._on_removed = on_removed
         self._members = self._load()
+        self._link = AnyLink((*manager.split(","), *self._members.managers), f"broker-{me}")
         self._known = MetadataReply("", [], [])  # what the manager last said of all topics
         self._known_at = -1  # the change of metadata that `_known` was asked after
         self._manager_is_here = False
@@ -123,7 +124,7 @@ class Membership:
             self._use(self._members)
         while not self.joined.is_set():
             try:
-                await self._join()
+                await self._join_any()
             except InvalidRequestError:
                 raise
             except QuiverError as error:
@@ -148,7 +149,7 @@ class Membership:
             # Brokers that start together should not wait a whole heartbeat to hear of each other.
             await asyncio.sleep(min(_RETRY_S, self._heartbeat_s) if loop.time() < hurry_until_s else self._heartbeat_s)
             try:
-                await self._join()
+                await self._join_any()
                 told = ""
             except BrokerRemovedError as error:
                 self._manager_is_here = False
@@ -161,12 +162,23 @@ class Membership:
                     told = error.message
                     logger.warning("manager_away error=%r", told)
 
+    async def _join_any(self) -> None:
+        """Each manager is asked once."""
+        for left in reversed(range(len(self._link.addresses))):
+            try:
+                await self._join()
+                return
+            except UnavailableError:
+                if not left:
+                    raise
+
     async def _join(self) -> None:
         request = JoinCluster(self._me, self._address, self._disk_id, self._members.cluster_id)
         reply, _ = await self._link.call(request)
         assert isinstance(reply, JoinReply)
         self._manager_is_here = True
-        members = Members(reply.cluster_id, sorted(reply.brokers, key=lambda node: node.id))
+        self._link.add(reply.managers)
+        members = Members(reply.cluster_id, sorted(reply.brokers, key=lambda node: node.id), sorted(reply.managers))
         if members != self._members or not self.joined.is_set():
             self._use(members)
         if members != self._members:
@@ -209,11 +221,13 @@ class Membership:
     async def _get_metadata(self, request: GetMetadata, payload: memoryview, flow: Flow) -> Reply:
         await flow.until_writable()
         found: MetadataReply | None = None
-        if self._manager_is_here:
+        for _ in self._link.addresses if self._manager_is_here else ():
             try:
                 found = await self._ask_metadata(request)
+                break
             except UnavailableError:
-                self._manager_is_here = False
+                continue
+        self._manager_is_here = found is not None
         if found is None:
             wanted = None if request.topics is None else set(request.topics)
             # The catalog also has what was made since the manager was last asked, and outlives a restart.
@@ -222,8 +236,9 @@ class Membership:
             if wanted is not None and len(topics) < len(wanted):
                 # To say that a topic does not exist would make clients give up; it may have been made just now.
                 raise UnavailableError("the manager is away, and not all of these topics were known before")
-            found = MetadataReply(self._members.cluster_id, self._known.nodes or self._members.brokers, topics)
-        return MetadataReply(found.cluster_id, found.nodes, self._with_leaders(found.topics)), ()
+            nodes, managers = self._known.nodes or self._members.brokers, self._known.managers
+            found = MetadataReply(self._members.cluster_id, nodes, topics, managers)
+        return msgspec.structs.replace(found, topics=self._with_leaders(found.topics)), ()
 
     def _with_leaders(self, topics: list[TopicInfo]) -> list[TopicInfo]:
         leaders = self._leaders()

@@ -47,7 +47,7 @@ def register(app: typer.Typer) -> None:
 def broker(
     context: typer.Context,
     manager: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", show_default=False, help="Manager of the cluster to join.")
+        str | None, typer.Option(metavar="HOST:PORT,...", show_default=False, help="Managers of the cluster to join.")
     ] = None,
     id_: Annotated[
         int | None,
@@ -79,7 +79,7 @@ def broker(
     from quiver.cli.node import main
     from quiver.client.cluster import parse_servers
 
-    arguments = ["--role", "broker", "--node-id", str(id_), "--manager", parse_servers(manager)[0]]
+    arguments = ["--role", "broker", "--node-id", str(id_), "--manager", ",".join(parse_servers(manager))]
     for flag, value in (("--data-dir", data_dir), ("--host", host), ("--port", port), ("--config", config)):
         if value is not None:
             arguments += [flag, str(value)]

@@ -35,6 +35,15 @@ Brokers = Annotated[
         help="Number of broker processes. Default: as many as the data directory has, else 1.",
     ),
 ]
+Managers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=5,
+        show_default=False,
+        help="Number of managers: 1, 3 or 5. Default: as many as the data directory has, else 1.",
+    ),
+]
 Port = Annotated[
     int | None,
     typer.Option(
@@ -50,7 +59,8 @@ HttpPort = Annotated[
         min=0,
         max=PORT_MAX,
         show_default=False,
-        help=f"Port of the HTTP API; 0 takes a free one. Default: {HTTP_PORT_DEFAULT}, or free with --port 0.",
+        help="Port of the HTTP API, of several managers the first; 0 takes free ones. "
+        f"Default: {HTTP_PORT_DEFAULT}, or free with --port 0.",
     ),
 ]
 MetadataUrl = Annotated[
@@ -66,6 +76,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "quiver up",
             "quiver up --brokers 3",
+            "quiver up --brokers 3 --managers 3",
             "quiver up --detach --data-dir /var/lib/quiver",
             "quiver up --port 0 --detach",
             "quiver up --host 0.0.0.0 --insecure",
@@ -76,7 +87,7 @@ def register(app: typer.Typer) -> None:
 
 def up(
     brokers: Brokers = None,
-    managers: Annotated[int, typer.Option(help="Number of managers. Only 1 for now.")] = 1,
+    managers: Managers = None,
     data_dir: DataDir = None,
     host: Annotated[
         str | None, typer.Option(show_default=False, help="Address to listen on. Default: 127.0.0.1.")
@@ -95,13 +106,12 @@ def up(
 ) -> None:
     """Start a cluster on this machine.
 
-    It keeps messages in the data directory and restarts a node that dies. One broker is a single process; with more,
-    a manager and each broker are processes of their own, and topics are replicated on up to three brokers.
+    It keeps messages in the data directory and restarts a node that dies. One broker and one manager are a single
+    process; with more, each is a process of its own, topics are replicated on up to three brokers, and the metadata on
+    all managers.
 
     Settings come from these options, then QUIVER_* variables, then quiver.toml.
     """
-    if managers != 1:
-        raise InvalidRequestError(f"--managers {managers} is not there yet: this version runs one manager")
     flags = {
         "data_dir": data_dir,
         "host": host,
@@ -110,7 +120,7 @@ def up(
         "metadata_url": metadata_url,
         "insecure": insecure or None,
     }
-    plan = make_plan(flags, restart=not no_restart, config=config, brokers=brokers)
+    plan = make_plan(flags, restart=not no_restart, config=config, brokers=brokers, managers=managers)
     if detach:
         ready = start_detached(plan, say)
         where = ", ".join((*ready.servers, *ready.http))

@@ -1,4 +1,4 @@
-"""The two kinds of process of a cluster of several: the manager, and a broker that joins it.
+"""The two kinds of process of a cluster of several: a manager, and a broker that joins the managers.
 
 Rule: they only compose, as the embedded node does. Here manager and brokers know each other over the network.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 from msgspec import Struct
 
 from quiver.broker.membership import Membership
@@ -20,7 +21,11 @@ from quiver.net.server import Flow, Reply, Server
 from quiver.wire.messages import PROTOCOL_VERSION, HelloReply
 
 _DRAIN_S = 5.0
-_NO_BROKER = 0  # the id that a node gives which is no broker
+
+
+def manager_node_id(manager_id: int) -> int:
+    """What a manager calls itself in its hello: it is no broker, and must not be taken for one."""
+    return -manager_id
 
 
 class ManagerNode:
@@ -28,7 +33,8 @@ class ManagerNode:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
-        self._manager = Manager(settings, embedded=False)
+        self._peers = Peers(settings.node_id, settings.net, manager_node_id)
+        self._manager = Manager(settings, embedded=False, peers=self._peers)
         self._server: Server | None = None
         self.address = ""
 
@@ -36,26 +42,26 @@ class ManagerNode:
     def http(self) -> str:
         return self._manager.http_address
 
+    @property
+    def primary(self) -> int:
+        return self._manager.primary
+
     async def start(self) -> None:
+        """The port first: managers find each other there. Who asks for metadata waits until it is known."""
         settings = self._settings
-        await self._manager.start()
-        await self._manager.serve_cluster()
-        hello = HelloReply(
-            PROTOCOL_VERSION,
-            _NO_BROKER,
-            self._manager.cluster_id,
-            settings.message_bytes_max,
-            settings.batch_bytes_max,
-            settings.net.frames_in_flight_max,
-        )
-        server = Server(settings.net, hello, self._answer)
-        try:
-            port = await server.start(settings.host, settings.port)
-        except OSError:
-            await self.stop()
-            raise
+        limits = (settings.message_bytes_max, settings.batch_bytes_max, settings.net.frames_in_flight_max)
+        hello = HelloReply(PROTOCOL_VERSION, manager_node_id(settings.node_id), "", *limits)
+        server = Server(settings.net, hello, self._answer, peers=self._peers)
+        port = await server.start(settings.host, settings.port)
         self._server = server
         self.address = f"[{settings.host}]:{port}" if ":" in settings.host else f"{settings.host}:{port}"
+        try:
+            await self._manager.start(self.address)
+            server.hello_reply = msgspec.structs.replace(hello, cluster_id=self._manager.cluster_id)
+            await self._manager.serve_cluster()
+        except BaseException:
+            await self.stop()
+            raise
 
     async def _answer(self, request: Struct, payload: memoryview, flow: Flow) -> Reply:
         handler = self._manager.handlers.get(type(request))
@@ -65,16 +71,19 @@ class ManagerNode:
         return reply
 
     async def stop(self) -> None:
+        """Another takes the lead before the links to the others end."""
         await self._manager.stop_serving()
+        await self._manager.stop()
+        await self._peers.close()
         if self._server is not None:
             await self._server.stop(_DRAIN_S)
-        await self._manager.stop()
 
 
 class BrokerNode:
     """A broker, its links to the others, and its place in the cluster."""
 
     http = ""
+    primary = 0
 
     def __init__(
         self, settings: NodeSettings, on_removed: Callable[[BrokerRemovedError], None] = lambda error: None

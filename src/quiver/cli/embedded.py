@@ -32,6 +32,8 @@ class LocalLink:
 
 
 class EmbeddedNode:
+    primary = 0
+
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self._manager = Manager(settings)

@@ -12,6 +12,7 @@ import dataclasses
 import errno
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from quiver.errors import InvalidRequestError, QuiverError, RequestError, Unavai
 
 # Those who only look (status, down) hold the lock for microseconds; so long a start waits before it believes them.
 SUPERVISOR_LOCK_WAIT_S = 0.3
+MANAGER_COUNTS = (1, 3, 5)
 PATIENCE_S = 2.0  # then a waiting command says what it waits for
 
 
@@ -43,6 +45,7 @@ class Plan:
     restart: bool
     config: str | None
     brokers: int = 1
+    managers: int = 1
 
     def arguments(self) -> tuple[str, ...]:
         """The flags that a node and the detached supervisor share."""
@@ -56,26 +59,55 @@ class Plan:
         return tuple(found)
 
     def specs(self) -> list[NodeSpec]:
-        """One embedded node, or a manager and brokers, on ports one after the other."""
+        """One embedded node, or managers and brokers, on ports one after the other."""
         # -P: a file of the user's directory must not stand in for a module of ours.
         command = (sys.executable, "-P", "-m", "quiver.cli.node", *self.arguments(), "--node-id")
-        if self.brokers == 1:
+        if self.brokers == self.managers == 1:
             return [NodeSpec("broker-1", 1, (*command, "1"), self.port, self.http_port)]
-        manager = (*command, "1", "--role", "manager")
-        specs = [NodeSpec("manager-1", 1, manager, self.port, self.http_port, "manager")]
+        specs: list[NodeSpec] = []
+        ports = self._manager_ports()
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        peers = ",".join(f"{number}={host}:{port}" for number, port in enumerate(ports, 1))
+        for number, port in enumerate(ports, 1):
+            manager = (*command, str(number), "--role", "manager", *(("--peers", peers) if self.managers > 1 else ()))
+            http_port = self.http_port + number - 1 if self.http_port else 0
+            specs.append(NodeSpec(f"manager-{number}", number, manager, port, http_port, "manager"))
         for number in range(1, self.brokers + 1):
-            port = self.port + number if self.port else 0
+            port = self.port + self.managers + number - 1 if self.port else 0
             broker = (*command, str(number), "--role", "broker")
             specs.append(NodeSpec(f"broker-{number}", number, broker, port, 0, "broker"))
         return specs
 
+    def _manager_ports(self) -> list[int]:
+        """Managers must know each other's ports before they start."""
+        if self.port or self.managers == 1:
+            return [self.port + place for place in range(self.managers)]
+        with contextlib.ExitStack() as held:
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            taken = [held.enter_context(socket.socket(family)) for _ in range(self.managers)]
+            for one in taken:
+                one.bind((self.host, 0))
+            return [int(one.getsockname()[1]) for one in taken]
 
-def make_plan(flags: dict[str, Any], *, restart: bool, config: str | None, brokers: int | None = None) -> Plan:
+
+def make_plan(
+    flags: dict[str, Any],
+    *,
+    restart: bool,
+    config: str | None,
+    brokers: int | None = None,
+    managers: int | None = None,
+) -> Plan:
     settings = load_settings(flags, config)
     used = Path(config or CONFIG_DEFAULT)
-    count = decide_brokers(brokers, Path(settings.data_dir))
-    if settings.port + count > PORT_MAX:
+    count = decide_count("broker", "messages", brokers, Path(settings.data_dir))
+    manager_count = decide_count("manager", "metadata", managers, Path(settings.data_dir))
+    if manager_count not in MANAGER_COUNTS:
+        raise InvalidRequestError(f"--managers {manager_count} is not possible: 1, 3 or 5 managers make a quorum")
+    if settings.port + count + manager_count - 1 > PORT_MAX:
         raise InvalidRequestError(f"port {settings.port} leaves no room for {count} brokers above it")
+    if (settings.http_port or 0) + manager_count - 1 > PORT_MAX:
+        raise InvalidRequestError(f"port {settings.http_port} leaves no room for {manager_count} managers above it")
     return Plan(
         data_dir=Path(settings.data_dir).absolute(),
         host=settings.host,
@@ -86,17 +118,19 @@ def make_plan(flags: dict[str, Any], *, restart: bool, config: str | None, broke
         restart=restart,
         config=str(used.absolute()) if used.exists() else None,
         brokers=count,
+        managers=manager_count,
     )
 
 
-def decide_brokers(asked: int | None, data_dir: Path) -> int:
-    """As many as were asked for, else as many as the data directory has. Never fewer: their messages would miss."""
-    held = max((int(path.name[7:]) for path in data_dir.glob("broker-*") if path.name[7:].isdigit()), default=1)
+def decide_count(role: str, what: str, asked: int | None, data_dir: Path) -> int:
+    """As many as were asked for, else as many as the data directory has. Never fewer: what they hold would miss."""
+    found = (path.name.removeprefix(f"{role}-") for path in data_dir.glob(f"{role}-*"))
+    held = max((int(number) for number in found if number.isdigit()), default=1)
     if asked is None:
         return held
     if asked < held:
         raise InvalidRequestError(
-            f"{data_dir.absolute()} has the messages of {held} brokers; --brokers {asked} would leave some out"
+            f"{data_dir.absolute()} has the {what} of {held} {role}s; --{role}s {asked} would leave some out"
         )
     return asked
 
@@ -119,7 +153,7 @@ def start_detached(plan: Plan, say: Callable[[str], None]) -> ClusterReady:
         raise already_running(plan.data_dir)
     log_path = plan.data_dir / "logs" / "supervisor.log"
     command = [sys.executable, "-P", "-m", "quiver.cli.launch", *plan.arguments(), "--port", str(plan.port)]
-    command += ["--http-port", str(plan.http_port), "--brokers", str(plan.brokers)]
+    command += ["--http-port", str(plan.http_port), "--brokers", str(plan.brokers), "--managers", str(plan.managers)]
     if not plan.restart:
         command.append("--no-restart")
     read_fd, write_fd = os.pipe()
@@ -186,7 +220,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: getattr(arguments, name) for name in ("data_dir", "host", "port", "http_port", "metadata_url", "insecure")
     }
     try:
-        plan = make_plan(flags, restart=not arguments.no_restart, config=arguments.config, brokers=arguments.brokers)
+        counts = {"brokers": arguments.brokers, "managers": arguments.managers}
+        plan = make_plan(flags, restart=not arguments.no_restart, config=arguments.config, **counts)
         ended = run_cluster(plan, say_on_stderr, announce)
     except QuiverError as error:
         ended = Ended(EXIT_USER_MISTAKE if isinstance(error, RequestError) else 1, error.message)
@@ -211,6 +246,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int)
     parser.add_argument("--http-port", type=int)
     parser.add_argument("--brokers", type=int)
+    parser.add_argument("--managers", type=int)
     parser.add_argument("--metadata-url")
     parser.add_argument("--insecure", action="store_true", default=None)
     parser.add_argument("--no-restart", action="store_true")

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from quiver.cli import broker, cluster, consume, produce, sim, status, topic
+from quiver.cli import broker, cluster, consume, manager, produce, sim, status, topic
 from quiver.cli.options import EXIT_INTERRUPTED, examples, exit_code_of, say
 from quiver.errors import QuiverError
 
@@ -75,6 +75,7 @@ cluster.register(app)
 status.register(app)
 topic.register(app)
 broker.register(app)
+manager.register(app)
 produce.register(app)
 consume.register(app)
 sim.register(app)

@@ -58,13 +58,16 @@ logger = logging.getLogger("quiver.node")
 
 
 class Node(Protocol):
-    """`http` is empty for a node without an HTTP port."""
+    """`http` is empty for a node without an HTTP port, `primary` is 0 for one that is no manager of several."""
 
     @property
     def address(self) -> str: ...
 
     @property
     def http(self) -> str: ...
+
+    @property
+    def primary(self) -> int: ...
 
     async def start(self) -> None: ...
 
@@ -91,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def lock_directory(settings: NodeSettings, role: str) -> FileLock:
     """Makes DATA/broker-N or DATA/manager-N and owns it: two processes that write one log would destroy it."""
-    name = "manager-1" if role == "manager" else f"broker-{settings.node_id}"
+    name = f"{'manager' if role == 'manager' else 'broker'}-{settings.node_id}"
     directory = Path(settings.data_dir) / name
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -128,7 +131,7 @@ async def serve(settings: NodeSettings, parent: ReadyPipe, role: str) -> None:
         return
     try:
         logger.info("node_ready id=%d address=%s http=%s", settings.node_id, node.address, node.http)
-        parent.report(NodeReady(settings.node_id, os.getpid(), node.address, node.http))
+        parent.report(NodeReady(settings.node_id, os.getpid(), node.address, node.http, node.primary))
         # What is here now stays; and a node makes few cycles, so the search for them need not be done so often.
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS)
@@ -142,10 +145,10 @@ async def serve(settings: NodeSettings, parent: ReadyPipe, role: str) -> None:
 
 async def _start(node: Node, stop: asyncio.Event, role: str) -> bool:
     """False when it was told to stop before it served."""
-    if role != "broker":
+    if role == "embedded":
         await node.start()  # a stop that is asked for meanwhile is done right after: recovery is not cut short
         return True
-    # A broker waits for its manager, for ever if need be; that wait can be ended.
+    # A broker waits for its managers, and these wait for each other, for ever if need be; that wait can be ended.
     starting, stopping = asyncio.ensure_future(node.start()), asyncio.ensure_future(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
     if starting.done():
@@ -200,7 +203,7 @@ def _on_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("data_dir", "node_id", "host", "port", "http_port", "metadata_url", "insecure", "manager")
+    names = ("data_dir", "node_id", "host", "port", "http_port", "metadata_url", "insecure", "manager", "peers")
     return {name: getattr(arguments, name) for name in names}
 
 
@@ -213,7 +216,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--http-port", type=int, help="port of the HTTP API; 0 takes a free one")
     parser.add_argument("--metadata-url", help="SQL database for metadata; SQLite in the data directory when not given")
     parser.add_argument("--role", choices=ROLES, default="embedded", help="what to run; default: both in one")
-    parser.add_argument("--manager", help="address of the manager, for a broker")
+    parser.add_argument("--manager", help="addresses of the managers, for a broker")
+    parser.add_argument("--peers", help="all managers, as 1=host:port,2=host:port, for a manager of several")
     parser.add_argument("--insecure", action="store_true", default=None, help="allow an address that is not loopback")
     parser.add_argument("--config", help="settings file; quiver.toml of the current directory when not given")
     parser.add_argument("--ready-fd", type=int, help="descriptor that gets one JSON line when the node serves")

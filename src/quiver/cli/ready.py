@@ -20,12 +20,13 @@ LOG_TAIL_BYTES_MAX = 4096
 
 
 class NodeReady(msgspec.Struct, frozen=True):
-    """A node takes messages at `address` and HTTP requests at `http`."""
+    """A node takes messages at `address` and HTTP requests at `http`. `primary`: the manager that leads, as it says."""
 
     id: int
     pid: int
     address: str
     http: str
+    primary: int = 0
 
 
 class StartFailed(msgspec.Struct, frozen=True):

@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Final
 
 from quiver.cli.cluster_file import BrokerEntry, Cluster, ManagerEntry, SupervisorEntry, remove_cluster, write_cluster
+from quiver.cli.primary import find_primary
 from quiver.cli.ready import EXIT_FAILED, EXIT_REMOVED, NodeReady, StartFailed, last_words, parse_report
 
 BACKOFF_S_MIN: Final = 0.1
 BACKOFF_S_MAX: Final = 10.0
 BACKOFF_RESET_S: Final = 30.0  # a node that was up so long starts with the shortest delay again
+_WATCH_S: Final = 0.5
 STOP_TIMEOUT_S: Final = 10.0  # a node that has not stopped by then is killed
 
 
@@ -99,6 +101,7 @@ class Supervisor:
         self._on_ready = on_ready
         self._stop_timeout_s = stop_timeout_s
         self._announced = False
+        self._primary = 0  # the manager that leads, as far as is known
         self._manager_ready = asyncio.Event()
 
     async def run(self) -> Ended:
@@ -111,13 +114,14 @@ class Supervisor:
         remove_cluster(self._data_dir)  # of a supervisor that was killed: nobody may take it for ours
         keepers = [asyncio.create_task(self._keep_running(node)) for node in self._nodes]
         stopping = asyncio.create_task(stop.wait())
+        watching = asyncio.create_task(self._watch_primary())
         try:
             await asyncio.wait([stopping, *keepers], return_when=asyncio.FIRST_COMPLETED)
             ended = next((keeper.result() for keeper in keepers if keeper.done()), Ended(0))
         finally:
-            for task in (stopping, *keepers):
+            for task in (stopping, watching, *keepers):
                 task.cancel()
-            await asyncio.gather(stopping, *keepers, return_exceptions=True)
+            await asyncio.gather(stopping, watching, *keepers, return_exceptions=True)
             # Brokers last: what the manager still answers needs them.
             for brokers in (False, True):
                 stopping_now = [node for node in self._nodes if (node.spec.role == "broker") is brokers]
@@ -160,7 +164,7 @@ class Supervisor:
         if node.spec.role == "broker":
             await self._manager_ready.wait()
             managers = [other.ready.address for other in self._nodes if other.spec.role == "manager" and other.ready]
-            arguments += ["--manager", managers[0]]
+            arguments += ["--manager", ",".join(managers)]
         read_fd, write_fd = os.pipe()
         try:
             with node.log_path.open("ab") as log:
@@ -188,6 +192,7 @@ class Supervisor:
         node.port = _port_of(ready.address)
         node.http_port = _port_of(ready.http) if ready.http else node.http_port
         if node.spec.role == "manager":
+            self._primary = ready.primary or self._primary
             self._manager_ready.set()
         self._tell()
         if restarted and self._announced:
@@ -204,15 +209,33 @@ class Supervisor:
     def _tell(self) -> None:
         if any(other.ready is None for other in self._nodes):
             return
+        cluster = self._write()
+        if not self._announced:
+            self._announced = True
+            self._on_ready(cluster)
+
+    def _write(self) -> Cluster:
         cluster = self._cluster()
         try:
             write_cluster(self._data_dir, cluster)
         except OSError as error:
             # The nodes serve; a full disk must not take them down. The next restart writes it again.
             self._say(f"cannot write cluster.json: {error.strerror}")
-        if not self._announced:
-            self._announced = True
-            self._on_ready(cluster)
+        return cluster
+
+    async def _watch_primary(self) -> None:
+        """Keeps the primary the first of cluster.json's HTTP addresses."""
+        managers = [node for node in self._nodes if node.spec.role == "manager"]
+        if len(managers) == 1 or not managers:
+            return
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            ready = [node.ready.address for node in managers if node.ready is not None]
+            found = await find_primary(ready) if self._announced else 0
+            if found not in (0, self._primary):
+                self._primary = found
+                self._say(f"manager-{found} is the primary now")
+                self._write()
 
     def _cluster(self) -> Cluster:
         known = [(node.spec.role, node.ready) for node in self._nodes if node.ready is not None]
@@ -224,7 +247,7 @@ class Supervisor:
             brokers=tuple(BrokerEntry(entry.id, entry.pid, entry.address) for entry in brokers),
             supervisor=SupervisorEntry(os.getpid()),
             managers=tuple(ManagerEntry(entry.id, entry.pid, entry.http, entry.address) for entry in managers),
-            http=tuple(entry.http for entry in managers),
+            http=tuple(entry.http for entry in sorted(managers, key=lambda one: one.id != self._primary)),
         )
 
     async def _stop(self, node: _Node) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import secrets
 from collections.abc import Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from quiver.clock import Clock
@@ -21,6 +22,7 @@ from quiver.errors import (
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
     RequestError,
+    UnavailableError,
 )
 from quiver.manager.joiner import Joiner
 from quiver.manager.moves import Moves
@@ -28,7 +30,8 @@ from quiver.manager.params import Params
 from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.reader import RecordReader
 from quiver.manager.registry import REPLICATION_FACTOR_DEFAULT, Registry
-from quiver.metadata.state import Consumer, Producer, Topic
+from quiver.manager.standing import Standing
+from quiver.metadata.state import Consumer, Manager, Producer, Topic
 from quiver.wire.messages import (
     CommitPosition,
     CountClient,
@@ -62,16 +65,16 @@ class ClassicApi:
         quorum: MetadataQuorum,
         registry: Registry,
         moves: Moves,
+        standing: Standing,
         clock: Clock,
         *,
         message_bytes_max: int,
-        address: tuple[str, int],
     ) -> None:
         self._quorum = quorum
         self._registry = registry
         self._moves = moves
         self._message_bytes_max = message_bytes_max
-        self._address = address
+        self._standing = standing
         # A new one at each start: what an earlier gateway numbered is not known any more. The v1 API uses it too.
         self.joiner = Joiner(registry.link_of, clock, secrets.randbelow(2**62) + 1)
         self._reader = RecordReader(registry.link_of)
@@ -82,6 +85,8 @@ class ClassicApi:
     # -- topics --------------------------------------------------------------------------------------------------
 
     async def list_topics(self, params: Params) -> dict[str, Any]:
+        if not self._standing.is_primary:
+            await self._registry.refresh()
         names = list(self._quorum.state.topics)
         return {"topics": names, "message": names}
 
@@ -98,7 +103,7 @@ class ClassicApi:
         }
 
     async def list_partitions(self, params: Params) -> dict[str, Any]:
-        return {"partitions": _numbers(self._quorum.state.topic(params.text(*TOPIC)))}
+        return {"partitions": _numbers(await self._registry.known_topic(params.text(*TOPIC)))}
 
     async def delete_topic(self, name: str) -> None:
         self._reader.forget(await self._registry.delete_topic(name))
@@ -117,7 +122,7 @@ class ClassicApi:
 
     async def produce(self, params: Params) -> dict[str, Any]:
         topic = await self._registry.topic(params.text(*TOPIC))
-        producer = self._registry.producer(params.integer("producer_id"), topic.name)
+        producer = await self._registry.producer(params.integer("producer_id"), topic.name)
         value = params.text("message").encode()
         key = params.optional_text("key")
         key_bytes = None if key is None else key.encode()
@@ -184,7 +189,7 @@ class ClassicApi:
 
     async def consume(self, params: Params) -> dict[str, Any]:
         topic = await self._registry.topic(params.text(*TOPIC))
-        consumer = self._registry.consumer(params.integer("consumer_id"), topic.name)
+        consumer = await self._registry.consumer(params.integer("consumer_id"), topic.name)
         after = params.optional_integer("after")
         if after is not None and not -1 <= after < 2**62:
             raise InvalidRequestError("after is an offset, or -1")
@@ -250,7 +255,7 @@ class ClassicApi:
 
     async def size(self, params: Params) -> dict[str, Any]:
         topic = await self._registry.topic(params.text(*TOPIC))
-        consumer = self._registry.consumer(params.integer("consumer_id"), topic.name)
+        consumer = await self._registry.consumer(params.integer("consumer_id"), topic.name)
         partitions = self._partitions_of(consumer, topic, params.optional_integer(*PARTITION))
         replies = await asyncio.gather(*(self._position(consumer, topic.name, number) for number in partitions))
         return {"size": sum(r.high_watermark - max(r.offset or 0, r.start_offset) for r in replies)}
@@ -262,7 +267,7 @@ class ClassicApi:
         return sum([(await self._position(consumer, topic.name, number)).offset or 0 for number in partitions])
 
     async def set_offset(self, params: Params) -> dict[str, Any]:
-        consumer = self._registry.consumer(params.integer("consumer_id"), params.optional_text(*TOPIC))
+        consumer = await self._registry.consumer(params.integer("consumer_id"), params.optional_text(*TOPIC))
         offset = params.integer("offset")
         topic = await self._registry.topic(consumer.topic)
         partitions = self._partitions_of(consumer, topic, params.optional_integer(*PARTITION))
@@ -282,8 +287,12 @@ class ClassicApi:
     # -- the cluster ---------------------------------------------------------------------------------------------
 
     async def replicas(self, params: Params) -> dict[str, Any]:
-        me = {"ip": self._address[0], "port": self._address[1]}
-        return {"replicas": [me], "primary": me}
+        """Who reads and who writes. A manager that is alone does both."""
+        managers, primary = self._quorum.state.managers, self._quorum.primary
+        if primary not in managers:
+            raise UnavailableError("no manager leads now")
+        others = [_place(row) for row in managers.values() if row.id != primary]
+        return {"replicas": others or [_place(managers[primary])], "primary": _place(managers[primary])}
 
     async def list_brokers(self, params: Params) -> dict[str, Any]:
         return {"brokers": self.broker_rows()}
@@ -327,14 +336,23 @@ class ClassicApi:
 
     def node_health(self) -> dict[str, Any]:
         """This manager, and all managers and brokers; without clients, of which there may be a hundred thousand."""
-        quorum = self._quorum
-        ip, port = self._address
+        quorum, standing = self._quorum, self._standing
         return {
-            "role": "primary",
-            "term": 1,
+            "role": "primary" if standing.is_primary else "secondary",
+            "term": quorum.term,
             "transaction": quorum.state.applied,
-            "lag": quorum.state.applied - quorum.stored,
-            "managers": [{"ip": ip, "port": port, "role": "primary", "last_heartbeat": _now()}],
+            "lag": standing.lag,
+            "cut_off_since": _time(standing.cut_off_since_us),
+            "managers": [
+                {"manager_id": row.id}
+                | _place(row)
+                | {
+                    "role": standing.role_of(row.id),
+                    "transaction": standing.stored.get(row.id),
+                    "last_heartbeat": _time(standing.seen.get(row.id)),
+                }
+                for row in quorum.state.managers.values()
+            ],
             "brokers": self.broker_rows(),
         }
 
@@ -350,9 +368,10 @@ def _seen(name: str, known: dict[int, Any], seen: dict[int, int]) -> list[dict[s
     ]
 
 
+def _place(manager: Manager) -> dict[str, Any]:
+    where = urlsplit(manager.http)
+    return {"ip": where.hostname, "port": where.port}
+
+
 def _time(us: int | None) -> str | None:
     return None if us is None else datetime.datetime.fromtimestamp(us / 1e6, datetime.UTC).isoformat()
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat()

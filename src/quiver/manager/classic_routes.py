@@ -29,6 +29,7 @@ class ClassicRoute:
     summary: str
     takes: tuple[Field, ...] = ()
     gives: tuple[tuple[str, Type], ...] = ()
+    for_primary: bool = False  # it changes metadata: whichever manager is asked, the primary does it
 
 
 _TOPIC: Final = Field(TOPIC)
@@ -46,6 +47,7 @@ CLASSIC_ROUTES: Final = (
         "Make a topic",
         (_TOPIC_NAME, Field(("partitions",), "integer", False), Field(("replication_factor",), "integer", False)),
         (("message", "string"), ("topic_name", "string"), *_PARTITIONS),
+        for_primary=True,
     ),
     ClassicRoute("GET", "/topics/partitions", "list_partitions", "Its partitions", (_TOPIC_NAME,), _PARTITIONS),
     ClassicRoute("GET", "/topics/partition", "list_partitions", "The same", (_TOPIC_NAME,), _PARTITIONS),
@@ -56,6 +58,7 @@ CLASSIC_ROUTES: Final = (
         "A new producer; makes the topic when it is missing",
         (_TOPIC, _PARTITION),
         (("producer_id", "integer"),),
+        for_primary=True,
     ),
     ClassicRoute(
         "POST",
@@ -64,6 +67,7 @@ CLASSIC_ROUTES: Final = (
         "A new consumer; starts at the oldest message kept",
         (_TOPIC, _PARTITION),
         (("consumer_id", "integer"),),
+        for_primary=True,
     ),
     ClassicRoute(
         "POST",
@@ -112,6 +116,7 @@ CLASSIC_ROUTES: Final = (
         "Add a broker",
         (Field(("endpoint",)),),
         (("message", "string"), ("broker_id", "integer")),
+        for_primary=True,
     ),
     ClassicRoute(
         "DELETE",
@@ -120,6 +125,7 @@ CLASSIC_ROUTES: Final = (
         "Drain and remove a broker",
         (Field(("broker_id",), "integer"),),
         (("message", "string"), ("broker_id", "integer")),
+        for_primary=True,
     ),
     ClassicRoute(
         "GET",
@@ -132,6 +138,7 @@ CLASSIC_ROUTES: Final = (
             ("term", "integer"),
             ("transaction", "integer"),
             ("lag", "integer"),
+            ("cut_off_since", "string"),
             ("managers", "array"),
             ("brokers", "array"),
             ("producers", "array"),

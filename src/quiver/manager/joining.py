@@ -31,6 +31,8 @@ class Joining:
         self._links: dict[int, RemoteLink] = {}
         self._current: dict[int, int] = {}  # which connection of a broker it was brought up to date on
         self._updates: dict[int, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._led_term = 0
         self._door = asyncio.Lock()
 
     async def join(self, request: JoinCluster) -> JoinReply:
@@ -54,13 +56,33 @@ class Joining:
             task.add_done_callback(lambda _: self._updates.pop(broker.id))
         state = self._quorum.state
         nodes = [NodeInfo(known.id, known.endpoint) for known in state.brokers.values()]
-        return JoinReply(self._cluster_id, nodes, state.applied)
+        managers = [manager.address for manager in state.managers.values()]
+        return JoinReply(self._cluster_id, nodes, state.applied, managers)
 
-    def reconnect(self) -> None:
-        """After a start: brokers that are known are linked before they say that they are there."""
-        for broker in self._quorum.state.brokers.values():
-            if broker.id not in self._links:
+    # -- brokers that joined at another manager, or before this one led ------------------------------------------
+
+    def follow(self) -> None:
+        """Every manager has links to all brokers. Who takes over brings them up to date when they say that they are
+        there: the one before may have left something undone."""
+        term = self._quorum.term if self._quorum.leads else 0
+        if term and term == self._led_term:
+            return  # `join` sees to it
+        if term != self._led_term:
+            self._led_term = term
+            self._current.clear()
+        brokers = self._quorum.state.brokers
+        for broker in brokers.values():
+            link = self._links.get(broker.id)
+            if link is None or link.address != broker.endpoint:
                 self._attach(broker)
+        for gone in [broker_id for broker_id in self._links if broker_id not in brokers]:
+            self._close(self._links.pop(gone))
+            self._registry.brokers.detach(gone)
+
+    def _close(self, link: RemoteLink) -> None:
+        task = asyncio.get_running_loop().create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def forget(self, broker_id: int) -> None:
         """That broker is not part of the cluster any more."""
@@ -76,18 +98,19 @@ class Joining:
         await asyncio.gather(*self._updates.values(), return_exceptions=True)
         for link in self._links.values():
             await link.close()
+        await asyncio.gather(*self._closing)
 
     async def _take_in(self, broker: Broker, link: RemoteLink | None) -> RemoteLink:
         if link is not None and link.address != broker.endpoint and link.is_open:
             # Its process lives. Two that take turns under one id would each be told what the other should have.
             raise InvalidRequestError(f"broker {broker.id} is at {link.address} already and answers there")
         await self._registry.register_broker(broker)
-        if link is not None:
-            await link.close()
         logger.info("broker_joined broker=%d address=%s disk=%d", broker.id, broker.endpoint, broker.disk_id)
         return self._attach(broker)
 
     def _attach(self, broker: Broker) -> RemoteLink:
+        if (old := self._links.get(broker.id)) is not None:
+            self._close(old)
         link = self._links[broker.id] = RemoteLink(broker.endpoint, "manager", broker.id)
         self._current.pop(broker.id, None)
         self._registry.brokers.attach(broker.id, link)

@@ -1,26 +1,31 @@
-"""A manager of one: metadata, the gateway, health; for an embedded node, or for brokers that join over the network.
+"""A manager: metadata, the gateway, health; in an embedded node, or one of a quorum for brokers that join over the
+network.
 
-Rule: it starts before its broker serves, so that topics are known; it stops after the last request is answered.
+Rule: it starts before its broker serves, so that topics are known; it stops after the last request is answered. Changes
+of metadata are the primary's: another manager hands them over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import math
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from msgspec import Struct
 
 from quiver.clock import Clock, SystemClock
 from quiver.config import NodeSettings
-from quiver.errors import InvalidRequestError, QuiverError, TopicExistsError, UnknownTopicError
+from quiver.errors import DiskFullError, InvalidRequestError, TopicExistsError, UnavailableError, UnknownTopicError
 from quiver.log.disk import Disk, SystemDisk
 from quiver.manager.classic import ClassicApi
+from quiver.manager.founding import Founding, parse_peers
 from quiver.manager.gateway import Gateway
 from quiver.manager.http import refuse
 from quiver.manager.http_server import HttpServer, listen
@@ -28,12 +33,18 @@ from quiver.manager.identity import Identity
 from quiver.manager.joining import Joining
 from quiver.manager.links import BrokerLink, Reply
 from quiver.manager.moves import Moves
+from quiver.manager.observer import Observer
+from quiver.manager.primary import Primary
 from quiver.manager.quorum import METADATA_UID, MetadataQuorum
 from quiver.manager.registry import Registry
+from quiver.manager.relay import as_reply, as_request
+from quiver.manager.standing import Standing
 from quiver.metadata.state import Broker
+from quiver.metadata.state import Manager as ManagerRow
 from quiver.metadata.store import Store, sqlite_url
+from quiver.net.peers import Peers
 from quiver.replication.seat import Seat
-from quiver.types import NodeInfo, PartitionInfo, TopicInfo
+from quiver.types import ManagerInfo, NodeInfo, PartitionInfo, TopicInfo
 from quiver.wire.messages import (
     AddPartitions,
     CreateTopic,
@@ -46,150 +57,281 @@ from quiver.wire.messages import (
     MovesReply,
     Rebalance,
     RemoveBroker,
+    decode_request,
+    encode,
 )
+from quiver.wire.quorum_messages import ForPrimary, FromPrimary, GetQuorum, ManagerBeat, QuorumReply, RelayHttp
 
 logger = logging.getLogger("quiver.manager")
 
-# A call is over so long after it was seen; later nobody looks whether it moved a position.
-_CALL_US_MAX = 30_000_000
-# So many replicas a broker is asked about in one heartbeat, on average.
-_STATUSES_PER_HEARTBEAT = 200
+Handle = Callable[[Any, memoryview, Any], Awaitable[Reply]]
+
+_FOLLOW_S: Final = 1.0
+# Requests of clients and brokers that only the primary can answer.
+_FOR_PRIMARY: Final = (CreateTopic, DeleteTopic, JoinCluster, AddPartitions, RemoveBroker, Rebalance, GetMoves)
 
 
 class Manager:
-    """`embedded`: its only broker is on this node, and is given to it by `serve`."""
+    """`embedded`: its only broker is on this node, and is given to it by `serve`. `peers` links it to the others."""
 
     def __init__(
-        self, settings: NodeSettings, disk: Disk | None = None, clock: Clock | None = None, *, embedded: bool = True
+        self,
+        settings: NodeSettings,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        *,
+        embedded: bool = True,
+        peers: Peers | None = None,
     ) -> None:
         self._settings = settings
         self._disk: Disk = disk or SystemDisk()
         self._clock: Clock = clock or SystemClock()
         self._id = 1 if embedded else settings.node_id
         self._directory = f"{settings.data_dir}/manager-{self._id}"
+        self._managers = {} if embedded else parse_peers(settings.peers)
+        self._peers = peers
         self._writers = ThreadPoolExecutor(2, "quiver-metadata")
-        self._http: HttpServer | None = None
-        self._reporter: asyncio.Task[None] | None = None
-        self._recorder: asyncio.Task[None] | None = None
-        self._polls: dict[int, asyncio.Task[None]] = {}
-        self._poll_due_s: dict[int, float] = {}
         self._silence_s = math.inf if embedded else settings.broker_silence_s
+        self._identity: Identity | None = None
+        self._quorum: MetadataQuorum | None = None
+        self._http: HttpServer | None = None
+        self._observer: Observer | None = None
+        self._standing: Standing | None = None
         self._joining: Joining | None = None
+        self._follower: asyncio.Task[None] | None = None
         self._attached = asyncio.Event()
-        self._sizes: dict[int, int] = {}
-        self._read_counts: dict[int, int] = {}
+        self._primary: Primary | None = None
+        self._address = ""
         self.cluster_id = ""
         self.http_address = ""
+        if self._managers and self._id not in self._managers:
+            raise InvalidRequestError(f"manager {self._id} is not in the list of managers: {settings.peers}")
 
-    async def start(self) -> None:
-        """Recovers the metadata."""
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    async def start(self, address: str = "") -> None:
+        """Finds its quorum and recovers the metadata. `address`: where this manager is reached."""
+        self._address = address
         self._identity = identity = Identity(self._disk, self._directory, self._id)
-        if not identity.voters:
+        if not identity.voters and len(self._managers) > 1:
+            await Founding(self._id, self._managers, identity).run()
+        elif not identity.voters:
             identity.found((identity.replica_id,))
-        url = self._settings.metadata_url or sqlite_url(Path(self._directory) / "metadata.db")
         try:
-            self._store = Store(url)
-            seat = Seat(METADATA_UID, identity.replica_id, identity.voters)
-            self._quorum = MetadataQuorum(
-                self._disk, identity.log_directory, self._store, self._clock, self._writers, seat
-            )
-            await self._quorum.start(identity.cluster_id)
-            await self._quorum.until_led()
-            seen = await self._quorum.database.run(self._store.load_seen)
+            self._store = Store(self._database_url())
+            self._quorum = quorum = self._make_quorum(identity)
+            await quorum.start(identity.cluster_id)
+            if not self._is_one_of_several:
+                await quorum.until_led()
+            seen = await quorum.database.run(self._store.load_seen)
         except (sa.exc.SQLAlchemyError, ImportError) as error:
             # What the database said, without the statement and the advice that SQLAlchemy adds in more lines.
             reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
             raise InvalidRequestError(f"the metadata database cannot be used: {reason}") from error
-        self._registry = Registry(self._quorum, self._clock, self._silence_s)
+        self.cluster_id = identity.cluster_id
+        self._registry = Registry(quorum, self._clock, self._silence_s)
         self._registry.producers_seen, self._registry.consumers_seen = seen
-        self._moves = Moves(
-            self._quorum, self._registry, self._clock, self._settings.broker_away_s, self._forget_broker
+        away_s = self._settings.broker_away_s
+        self._moves = Moves(quorum, self._registry, self._clock, away_s, self._forget_broker)
+
+    @property
+    def _is_one_of_several(self) -> bool:
+        assert self._identity is not None
+        return len(self._managers) > 1 or len(self._identity.voters) > 1
+
+    def _database_url(self) -> str:
+        url = self._settings.metadata_url
+        if not url:
+            return sqlite_url(Path(self._directory) / "metadata.db")
+        return own_schema(url, self._id) if self._is_one_of_several else url
+
+    def _make_quorum(self, identity: Identity) -> MetadataQuorum:
+        settings, peers = self._settings, self._peers
+        first = bool(identity.voters) and identity.voters[0] == identity.replica_id
+        admits = tuple(self._managers)
+        seat = Seat(METADATA_UID, identity.replica_id, identity.voters, prefers_to_lead=first, admits=admits)
+        # Never quiet: a manager that hears nothing must know at once that it is cut off.
+        raft = dataclasses.replace(settings.raft, quiesce_ms=2**62)
+        quorum = MetadataQuorum(
+            self._disk, identity.log_directory, self._store, self._clock, self._writers, seat, peers, raft
         )
+        if peers is not None:
+            peers.on_message, peers.on_link = quorum.receive, quorum.link_changed
+            peers.cluster_id = identity.cluster_id
+            peers.set_addresses(self._managers)
+        return quorum
 
     async def serve(self, broker_id: int, endpoint: str, cluster_id: str, link: BrokerLink) -> None:
         """Takes the node's broker in and opens the HTTP port."""
         self.cluster_id = cluster_id
         await self._registry.attach_broker(Broker(broker_id, endpoint), link)
         self._registry.brokers.heard(broker_id)
+        self._address = endpoint
         await self._open()
 
     async def serve_cluster(self) -> None:
-        """Opens the HTTP port; brokers join by themselves."""
-        self.cluster_id = self._identity.cluster_id
+        """Opens the HTTP port; brokers join by themselves. Returns when this manager knows what the quorum knows."""
+        assert self._quorum is not None
+        if self._is_one_of_several:
+            self._primary = Primary(self._quorum, self._managers, self.cluster_id)
         self._joining = Joining(self._quorum, self._registry, self.cluster_id)
-        self._joining.reconnect()
-        await self._open()
-        self._moves.start()
+        self._joining.follow()
+        self._follower = asyncio.get_running_loop().create_task(self._follow(self._quorum, self._joining))
+        standing = await self._open()
+        await standing.until_fresh()
 
-    async def _open(self) -> None:
-        settings = self._settings
+    async def _open(self) -> Standing:
+        settings, quorum, registry = self._settings, self._quorum, self._registry
+        assert quorum is not None and self._identity is not None
         listener = listen(settings.host, settings.http_port or 0)
         host, port = listener.getsockname()[:2]
+        self.http_address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        me = ManagerRow(self._id, self._address, self.http_address, self._identity.replica_id)
+        times = {"heartbeat_s": settings.heartbeat_s, "stale_s": settings.metadata_stale_s}
+        self._standing = standing = Standing(quorum, registry, self._primary, self._clock, me, **times)
+        registry.others = standing
         self._classic = ClassicApi(
-            self._quorum,
-            self._registry,
-            self._moves,
-            self._clock,
-            message_bytes_max=settings.message_bytes_max,
-            address=(host, port),
+            quorum, registry, self._moves, standing, self._clock, message_bytes_max=settings.message_bytes_max
         )
         self._attached.set()
-        door = Gateway(self._quorum, self._registry, self._moves, self._classic, self._clock, settings)
-        self._http = HttpServer(door.answer, refuse, settings.http_body_bytes_max, settings.http_body_timeout_s)
+        parts = (quorum, registry, self._moves, standing, self._primary, self._classic)
+        self._door = Gateway(*parts, self._clock, settings)
+        self._http = HttpServer(self._door.answer, refuse, settings.http_body_bytes_max, settings.http_body_timeout_s)
         await self._http.start(listener)
-        self.http_address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        self._reporter = asyncio.get_running_loop().create_task(self._report())
-        logger.info("manager_started http=%s transaction=%d", self.http_address, self._quorum.last_transaction)
+        standing.start()
+        self._observer = Observer(
+            quorum, registry, standing, self._classic, self._store, self._clock, settings.heartbeat_s
+        )
+        self._observer.start()
+        logger.info("manager_started http=%s transaction=%d", self.http_address, quorum.last_transaction)
+        return standing
+
+    async def _follow(self, quorum: MetadataQuorum, joining: Joining) -> None:
+        """Does what a change of brokers or of the primary asks for."""
+        moves = False
+        while True:
+            joining.follow()
+            if quorum.leads is not moves:
+                moves = quorum.leads
+                if moves:
+                    self._moves.start()
+                else:
+                    await self._moves.stop()
+            with contextlib.suppress(DiskFullError):  # nothing changed; it may do so later
+                await quorum.until_changed(_FOLLOW_S)
 
     async def stop_serving(self) -> None:
         """Answers what is under way and closes the HTTP port."""
         if self._http is not None:
             await self._http.stop()
-        if self._reporter is not None:
-            tasks = [self._reporter, *self._polls.values(), *([self._recorder] if self._recorder else [])]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._poll_all()
-            await self._try_to_record()  # a clean stop forgets nobody's last call
-        await self._moves.stop()
+        if self._follower is not None:
+            self._follower.cancel()
+            await asyncio.gather(self._follower, return_exceptions=True)
+        if self._identity is not None and self._quorum is not None:
+            await self._moves.stop()
+        if self._observer is not None:
+            await self._observer.close()
+        if self._standing is not None:
+            await self._standing.close()
         if self._joining is not None:
             await self._joining.close()
 
     async def stop(self) -> None:
-        await self._quorum.stop()
+        if self._quorum is not None:
+            await self._quorum.stop()
+        if self._primary is not None:
+            await self._primary.close()
         self._writers.shutdown()
         logger.info("manager_stopped")
 
-    # -- requests of the SDK -------------------------------------------------------------------------------------
+    @property
+    def primary(self) -> int:
+        """The manager that leads, 0 when that is not known."""
+        return 0 if self._quorum is None else self._quorum.primary
+
+    # -- requests of SDKs, brokers and other managers ------------------------------------------------------------
 
     @property
-    def handlers(self) -> dict[type[Struct], Any]:
+    def handlers(self) -> dict[type[Struct], Handle]:
         """What this manager serves on the node's framed port."""
+        passed_on: dict[type[Struct], Handle] = dict.fromkeys(_FOR_PRIMARY, self._on_primary)
         return {
             GetMetadata: self._get_metadata,
-            CreateTopic: self._create_topic,
-            DeleteTopic: self._delete_topic,
-            JoinCluster: self._join_cluster,
-            AddPartitions: self._add_partitions,
-            RemoveBroker: self._remove_broker,
-            Rebalance: self._rebalance,
-            GetMoves: self._get_moves,
+            GetQuorum: self._get_quorum,
+            ForPrimary: self._for_primary,
+            **passed_on,
         }
 
-    async def _join_cluster(self, request: JoinCluster, payload: memoryview, flow: object) -> Reply:
-        await self._attached.wait()
-        if self._joining is None:
-            raise InvalidRequestError("this node is a cluster of its own; no broker can join it")
-        return await self._joining.join(request), ()
-
-    async def _get_metadata(self, request: GetMetadata, payload: memoryview, flow: object) -> Reply:
+    async def _on_primary(self, request: Struct, payload: memoryview, flow: Any) -> Reply:
         await self._attached.wait()  # the port opens a moment before the broker is taken in
-        state = self._quorum.state
-        names = list(state.topics) if request.topics is None else request.topics
+        found = None if self._primary is None else await self._primary.ask(request, payload)
+        return await self._do(request, payload) if found is None else found
+
+    async def _for_primary(self, request: ForPrimary, payload: memoryview, flow: Any) -> Reply:
+        await self._attached.wait()
+        assert self._quorum is not None
+        if request.cluster_id != self.cluster_id:
+            raise InvalidRequestError(f"this manager belongs to cluster {self.cluster_id}, not {request.cluster_id}")
+        await self._quorum.until_leading()
+        reply, data = await self._do(decode_request(request.kind, memoryview(request.request)), payload)
+        return FromPrimary(encode(reply), self._quorum.state.applied), data
+
+    async def _do(self, request: Struct, payload: memoryview) -> Reply:
+        """What only the primary does."""
+        match request:
+            case CreateTopic():
+                return await self._create_topic(request)
+            case DeleteTopic():
+                await self._classic.delete_topic(request.name)
+                return Done(), ()
+            case JoinCluster():
+                if self._joining is None:
+                    raise InvalidRequestError("this node is a cluster of its own; no broker can join it")
+                return await self._joining.join(request), ()
+            case AddPartitions():
+                await self._registry.add_partitions(request.name, request.partitions)
+                return Done(), ()
+            case RemoveBroker():
+                await self._moves.remove_broker(request.broker_id)
+                return Done(), ()
+            case Rebalance():
+                return MovesReply(await self._moves.rebalance(), self._moves.draining()), ()
+            case GetMoves():
+                return MovesReply(self._moves.moves(), self._moves.draining()), ()
+            case ManagerBeat():
+                assert self._standing is not None
+                return await self._standing.beat_of(request), ()
+            case RelayHttp():
+                return as_reply(await self._door.answer_here(as_request(request, payload)))
+            case GetMetadata():
+                return await self._metadata(request), ()
+        raise InvalidRequestError(f"{type(request).__name__} is not a request for the primary")
+
+    async def _forget_broker(self, broker_id: int) -> None:
+        if self._joining is not None:
+            await self._joining.forget(broker_id)
+
+    async def _get_quorum(self, request: GetQuorum, payload: memoryview, flow: Any) -> Reply:
+        identity, quorum = self._identity, self._quorum
+        if identity is None:
+            raise UnavailableError("this manager is starting")
+        primary, term = (quorum.primary, quorum.term) if quorum is not None else (0, 0)
+        voters = list(identity.voters)
+        return QuorumReply(self._id, identity.replica_id, identity.cluster_id, voters, primary, term), ()
+
+    async def _get_metadata(self, request: GetMetadata, payload: memoryview, flow: Any) -> Reply:
+        await self._attached.wait()
+        assert self._standing is not None
+        await self._standing.check()
+        return await self._metadata(request), ()
+
+    async def _metadata(self, request: GetMetadata) -> MetadataReply:
+        assert self._quorum is not None
         for name in request.topics or ():
             with contextlib.suppress(UnknownTopicError):
                 await self._registry.topic(name)  # who asks for one by name will use it at once
+        state = self._quorum.state
+        names = list(state.topics) if request.topics is None else request.topics
         leader_of = self._registry.brokers.leader_of
         topics = [
             TopicInfo(name, tuple(PartitionInfo(p.number, leader_of(p), p.replicas) for p in topic.partitions))
@@ -197,101 +339,26 @@ class Manager:
             if (topic := state.topics.get(name)) is not None
         ]
         nodes = [NodeInfo(broker.id, broker.endpoint) for broker in state.brokers.values()]
-        return MetadataReply(self.cluster_id, nodes, topics), ()
+        managers = [ManagerInfo(row.id, row.address, row.http) for row in state.managers.values()]
+        return MetadataReply(self.cluster_id, nodes, topics, managers, self._quorum.primary)
 
-    async def _create_topic(self, request: CreateTopic, payload: memoryview, flow: object) -> Reply:
-        await self._attached.wait()
+    async def _create_topic(self, request: CreateTopic) -> Reply:
         try:
             await self._registry.create_topic(request.name, request.partitions, request.replication_factor)
         except TopicExistsError as error:
             raise TopicExistsError(f"topic {request.name} already exists", topic=request.name) from error
         return Done(), ()
 
-    async def _delete_topic(self, request: DeleteTopic, payload: memoryview, flow: object) -> Reply:
-        await self._attached.wait()
-        await self._classic.delete_topic(request.name)
-        return Done(), ()
 
-    async def _add_partitions(self, request: AddPartitions, payload: memoryview, flow: object) -> Reply:
-        await self._attached.wait()
-        await self._registry.add_partitions(request.name, request.partitions)
-        return Done(), ()
-
-    async def _remove_broker(self, request: RemoveBroker, payload: memoryview, flow: object) -> Reply:
-        await self._attached.wait()
-        await self._moves.remove_broker(request.broker_id)
-        return Done(), ()
-
-    async def _rebalance(self, request: Rebalance, payload: memoryview, flow: object) -> Reply:
-        await self._attached.wait()
-        return MovesReply(await self._moves.rebalance(), self._moves.draining()), ()
-
-    async def _get_moves(self, request: GetMoves, payload: memoryview, flow: object) -> Reply:
-        return MovesReply(self._moves.moves(), self._moves.draining()), ()
-
-    async def _forget_broker(self, broker_id: int) -> None:
-        if self._joining is not None:
-            await self._joining.forget(broker_id)
-
-    # -- what is observed and not replicated ---------------------------------------------------------------------
-
-    async def _report(self) -> None:
-        """Asks the brokers how they are, and writes what was seen to the database, in bulk."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(self._settings.heartbeat_s)
-            await self._poll_all()
-            if self._recorder is None or self._recorder.done():  # a slow database holds up nothing else
-                self._recorder = loop.create_task(self._try_to_record())
-
-    async def _poll_all(self) -> None:
-        """One that does not answer is not waited for; what it says later still counts."""
-        now_s = self._clock.monotonic_s()
-        for broker_id in self._registry.brokers.attached:
-            if broker_id not in self._polls and self._poll_due_s.get(broker_id, 0.0) <= now_s:
-                task = self._polls[broker_id] = asyncio.get_running_loop().create_task(self._poll(broker_id))
-                task.add_done_callback(lambda _, done=broker_id: self._polls.pop(done, None))  # type: ignore[misc]
-        if self._polls:
-            await asyncio.wait(self._polls.values(), timeout=self._settings.heartbeat_s)
-
-    async def _poll(self, broker_id: int) -> None:
-        with contextlib.suppress(QuiverError):  # it is away; that it was not seen is told elsewhere
-            statuses = await self._registry.brokers.status(broker_id)
-            # A broker with thousands of replicas would spend its time on telling of them.
-            rest_s = self._settings.heartbeat_s * (len(statuses) // _STATUSES_PER_HEARTBEAT)
-            self._poll_due_s[broker_id] = self._clock.monotonic_s() + rest_s
-            for status in statuses:
-                topic = self._quorum.state.topics.get(status.topic)
-                if topic is not None and status.partition < len(topic.partitions) and status.role == "leader":
-                    size = status.next_offset - status.start_offset
-                    self._sizes[topic.partitions[status.partition].id] = size
-
-    async def _try_to_record(self) -> None:
-        try:
-            await self._record()
-        except (QuiverError, sa.exc.SQLAlchemyError, OSError) as error:
-            logger.warning("report_failed error=%r", str(error))
-
-    async def _record(self) -> None:
-        state, registry = self._quorum.state, self._registry
-        sizes, self._sizes = self._sizes, {}
-        await self._count_read()
-        reports: dict[tuple[str, str], dict[int, Any]] = {
-            ("partition_metadata", "size"): sizes,
-            ("broker_metadata", "last_heartbeat"): dict(registry.brokers.seen),
-            ("broker_metadata", "status"): {known: registry.broker_state(known) for known in state.brokers},
-            ("producer_metadata", "last_seen"): dict(registry.producers_seen),
-            ("consumer_metadata", "last_seen"): dict(registry.consumers_seen),
-            ("consumer_metadata", "offset"): dict(self._read_counts),
-        }
-        await self._quorum.database.run(self._store.record, reports)
-
-    async def _count_read(self) -> None:
-        """Asks how far consumers got, those that called lately."""
-        consumers, since_us = self._quorum.state.consumers, self._clock.now_us() - _CALL_US_MAX
-        for consumer in list(consumers.values()):
-            seen_us = self._registry.consumers_seen.get(consumer.id, 0)
-            if consumer.id not in self._read_counts or seen_us >= since_us:
-                with contextlib.suppress(QuiverError):  # deleted meanwhile, or a partition is out of order
-                    self._read_counts[consumer.id] = await self._classic.messages_read(consumer)
-        self._read_counts = {known: count for known, count in self._read_counts.items() if known in consumers}
+def own_schema(url: str, manager_id: int) -> str:
+    """Managers that share a PostgreSQL server have a schema each; other databases have no such thing."""
+    found = sa.make_url(url)
+    if found.get_backend_name() != "postgresql":
+        raise InvalidRequestError(f"several managers cannot share a database of {found.get_backend_name()}")
+    name = f"manager_{manager_id}"
+    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sa.text(f"CREATE SCHEMA IF NOT EXISTS {name}"))
+    engine.dispose()
+    options = " ".join(filter(None, (str(found.query.get("options", "")), f"-csearch_path={name}")))
+    return found.update_query_dict({"options": options}).render_as_string(hide_password=False)

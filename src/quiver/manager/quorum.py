@@ -51,7 +51,7 @@ _TICK_S: Final = 0.02
 _HAND_OVER_S: Final = 1.0
 _WAIT_S: Final = 1.0  # how long one wait for a commit lasts before it looks again
 # Whoever is behind by less than so many transactions gets them from the log, whoever is behind by more a snapshot.
-KEPT_MIN: Final = 10_000
+_KEPT_MIN: Final = 10_000
 # Segments are small: only whole ones are trimmed.
 LOG_SETTINGS: Final = LogSettings(segment_bytes_max=1024 * 1024, checkpoint_bytes=4 * 1024 * 1024, retention_ms=None)
 
@@ -75,12 +75,10 @@ class MetadataQuorum:
         seat: Seat,
         transport: Transport | None = None,
         settings: RaftSettings | None = None,
-        log_settings: LogSettings = LOG_SETTINGS,
-        kept_min: int = KEPT_MIN,
+        log_settings: LogSettings | None = None,
     ) -> None:
-        self._kept_min = kept_min
         self._writers = writers
-        self._log = PartitionLog(disk, directory, log_settings)
+        self._log = PartitionLog(disk, directory, log_settings or LOG_SETTINGS)
         self._wake = asyncio.Event()
         self._tail: deque[_Waiting] = deque()
         self._inbox: deque[tuple[bytes, asyncio.Future[Any]]] = deque()
@@ -155,6 +153,13 @@ class MetadataQuorum:
         while not (self.leads or (self.primary and self.primary != self.me)):
             await self.until_changed(_WAIT_S)
 
+    async def until_leading(self) -> None:
+        """Waits while a new leader finds out what is committed. Raises NotLeaderError when another leads."""
+        while self.replica.is_settling:
+            await self.until_changed(_WAIT_S)
+        if not self.leads:
+            raise self._not_leader()
+
     async def until_applied(self, index: int) -> None:
         while self.state.applied < index:
             await self.until_changed(_WAIT_S)
@@ -202,8 +207,7 @@ class MetadataQuorum:
 
     async def confirm(self) -> int:
         """The last transaction that was acknowledged when this was called, applied here; proves that this one leads."""
-        while self.replica.is_settling:
-            await self.until_changed(_WAIT_S)
+        await self.until_leading()
         self._check_open()
         index = await self.replica.read()
         await self.until_applied(index)
@@ -381,7 +385,7 @@ class MetadataQuorum:
             if self._log.checkpoint.index >= state.applied or not self._may_checkpoint:
                 return  # a snapshot came meanwhile
             found = Checkpoint(state.applied, term, 0, image)
-            done = self.replica.completed(found, max(1, state.applied + 1 - self._kept_min))
+            done = self.replica.completed(found, max(1, state.applied + 1 - _KEPT_MIN))
             job = self._log.begin_checkpoint(done)
             await loop.run_in_executor(self._writers, job.run)
             self._log.finish_checkpoint(job)

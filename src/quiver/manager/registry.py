@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -34,6 +35,18 @@ REPLICATION_FACTOR_MAX: Final = 100
 _ASK_AGAIN_S: Final = 0.2
 
 
+class Others(Protocol):
+    """The other managers of the quorum."""
+
+    async def catch_up(self) -> None:
+        """Returns when all that any manager acknowledged before is known here."""
+        ...
+
+    async def host(self, topic: str) -> bool:
+        """Lets the primary see to it that brokers have the topic. False: this manager is the primary."""
+        ...
+
+
 class Registry:
     """`silence_s`: a broker that was not heard of for so long counts as inactive."""
 
@@ -45,6 +58,12 @@ class Registry:
         self.brokers = Brokers(clock, silence_s)
         self.producers_seen: dict[int, int] = {}
         self.consumers_seen: dict[int, int] = {}
+        self.others: Others | None = None  # of a manager that is not alone
+
+    async def refresh(self) -> None:
+        """Before something is said not to be: what was acknowledged elsewhere is seen here."""
+        if self.others is not None:
+            await self.others.catch_up()
 
     # -- brokers -------------------------------------------------------------------------------------------------
 
@@ -115,13 +134,21 @@ class Registry:
     async def topic(self, name: str) -> Topic:
         """A topic that its brokers have. One that is just being made is waited for; one whose files could not be made
         is tried again."""
-        topic = self._quorum.state.topic(name)
+        topic = await self.known_topic(name)
         if self.brokers.is_hosted(topic):
+            return topic
+        if self.others is not None and await self.others.host(name):
+            self.brokers.note_hosted(topic)
             return topic
         async with self.changing:
             topic = self._quorum.state.topic(name)
             await self.brokers.host(topic)
             return topic
+
+    async def known_topic(self, name: str) -> Topic:
+        if name not in self._quorum.state.topics:
+            await self.refresh()
+        return self._quorum.state.topic(name)
 
     async def create_topic(self, name: str, partitions: int, replication_factor: int) -> Topic:
         command = self._creation(name, partitions, replication_factor)
@@ -201,14 +228,23 @@ class Registry:
         self.consumers_seen[consumer.id] = self._clock.now_us()
         return consumer
 
-    def producer(self, producer_id: int, topic: str) -> Producer:
+    def note_seen(self, producers: Mapping[int, int], consumers: Mapping[int, int]) -> None:
+        """Who called another manager, and when."""
+        for mine, theirs in ((self.producers_seen, producers), (self.consumers_seen, consumers)):
+            mine.update({known: seen for known, seen in theirs.items() if seen > mine.get(known, 0)})
+
+    async def producer(self, producer_id: int, topic: str) -> Producer:
+        if producer_id not in self._quorum.state.producers:
+            await self.refresh()
         producer = self._quorum.state.producers.get(producer_id)
         if producer is None or producer.topic != topic:
             raise RequestError(f"Producer {producer_id} is not registered to topic {topic}")
         self.producers_seen[producer_id] = self._clock.now_us()
         return producer
 
-    def consumer(self, consumer_id: int, topic: str | None) -> Consumer:
+    async def consumer(self, consumer_id: int, topic: str | None) -> Consumer:
+        if consumer_id not in self._quorum.state.consumers:
+            await self.refresh()
         consumer = self._quorum.state.consumers.get(consumer_id)
         if consumer is None or topic not in (None, consumer.topic):
             where = "" if topic is None else f" to topic {topic}"

@@ -67,6 +67,8 @@ class Administration:
     # -- topics --------------------------------------------------------------------------------------------------
 
     async def list_topics(self, call: Call) -> HttpAnswer:
+        if not self._quorum.leads:
+            await self._registry.refresh()
         topics = self._quorum.state.topics.values()
         return answer(Topics([TopicRow(t.name, len(t.partitions), t.replication_factor) for t in topics]))
 
@@ -76,7 +78,7 @@ class Administration:
         return answer(self._described(topic), 201, ("location", f"/v1/topics/{quote(topic.name)}"))
 
     async def describe_topic(self, call: Call) -> HttpAnswer:
-        return answer(self._described(self._quorum.state.topic(call.path["topic"])))
+        return answer(self._described(await self._registry.known_topic(call.path["topic"])))
 
     async def alter_topic(self, call: Call) -> HttpAnswer:
         asked: TopicChange = call.body
@@ -179,7 +181,7 @@ class Administration:
 
     async def health(self, call: Call) -> HttpAnswer:
         known = self._classic.node_health()
-        is_here = any(broker["status"] != "inactive" for broker in known["brokers"])
+        is_here = any(broker["status"] != "inactive" for broker in known["brokers"]) and not known["cut_off_since"]
         health: Any = msgspec.convert(known | {"status": "ok" if is_here else "unavailable"}, Health)
         return answer(health) if is_here else answer(health, 503, ("retry-after", "1"))
 

@@ -43,6 +43,7 @@ class Route:
     body: Mapping[str, type[Struct] | None] = dataclasses.field(default_factory=dict)
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     errors: tuple[int, ...] = ()
+    for_primary: bool = False  # it changes metadata: whichever manager is asked, the primary does it
 
     @property
     def reads_json(self) -> type[Struct] | None:
@@ -65,6 +66,7 @@ ROUTES: Final = (
         status=201,
         body=_json(shapes.NewTopic),
         errors=(409, 413, 415, 503),
+        for_primary=True,
     ),
     Route("GET", "/v1/topics/{topic}", "describe_topic", "One topic", _json(shapes.Topic), errors=(404,)),
     Route(
@@ -75,6 +77,7 @@ ROUTES: Final = (
         _json(shapes.Topic),
         body=_json(shapes.TopicChange),
         errors=(*_OF_TOPIC, 409, 413, 415),
+        for_primary=True,
     ),
     Route(
         "DELETE",
@@ -84,6 +87,7 @@ ROUTES: Final = (
         {},
         status=204,
         errors=_OF_TOPIC,
+        for_primary=True,
     ),
     Route(
         "POST",
@@ -157,6 +161,7 @@ ROUTES: Final = (
         _json(shapes.Moving),
         status=202,
         errors=(503,),
+        for_primary=True,
     ),
     Route(
         "POST",
@@ -166,6 +171,7 @@ ROUTES: Final = (
         _json(shapes.Moving),
         status=202,
         errors=(503,),
+        for_primary=True,
     ),
     Route("GET", "/v1/moves", "moves", "Partitions on their way to other brokers", _json(shapes.Moving)),
     Route(

@@ -259,14 +259,15 @@ class Moving(Answer, frozen=True):
 
 
 class Health(Answer, frozen=True):
-    """`status` is ok, or unavailable (with a 503) when no broker is here. `lag`: transactions not yet in the SQL
-    database."""
+    """`status` is ok, or unavailable (with a 503) when no broker is here, or this manager is cut off from the others
+    since then. `lag`: transactions not yet in its SQL database."""
 
     status: Literal["ok", "unavailable"]
     role: str
     term: int
     transaction: int
     lag: int
+    cut_off_since: str | None
     managers: list[dict[str, Any]]
     brokers: list[Broker]
 

@@ -191,8 +191,10 @@ class Peers:
     `on_read` after the last message that came together.
     """
 
-    def __init__(self, me: int, settings: NetSettings) -> None:
+    def __init__(self, me: int, settings: NetSettings, node_id_of: Callable[[int], int] = int) -> None:
+        """`node_id_of` says what a peer calls itself in its hello: managers are no brokers."""
         self.me = me
+        self._node_id_of = node_id_of
         self.settings = settings
         self.cluster_id = ""  # known once the broker has joined; until then nobody is let in
         self.on_message: Callable[[str, AnyMessage, memoryview], None] = lambda uid, message, frames: None
@@ -328,7 +330,7 @@ class Peers:
         connection = await shake_hands(_Dialled(address), f"{NODE_CLIENT}broker-{self.me}", timeout_s=timeout_s)
         try:
             found = connection.limits.node_id
-            if found != broker:
+            if found != self._node_id_of(broker):
                 raise UnavailableError(f"{address} is broker {found}, not broker {broker}")
             # Before the reply: the other side may send at once, and its first words may come in the same read.
             link = connection.link = PeerLink(self, broker, connection, address)

@@ -11,7 +11,7 @@ that are wanted vote, nor if those that answer would not be a majority then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 from quiver.errors import ConflictError
@@ -39,7 +39,9 @@ Step = Membership | HandOver
 
 
 class Admission:
-    def __init__(self) -> None:
+    def __init__(self, admits: Collection[int] = ()) -> None:
+        """`admits`: brokers that are let in though nobody of the group has their number."""
+        self._admits = admits
         self._newcomers: dict[int, int] = {}  # broker -> the replica it has now
         self._order = Order()
         self._tries = 0  # to hand over by this order
@@ -78,7 +80,7 @@ class Admission:
                 return membership.without(learner)  # that broker has another replica now, and it is there; or none
         for broker, new in list(self._newcomers.items()):
             old = [peer for peer in membership.members if broker_of(peer) == broker and peer != new]
-            has_place = bool(old) or new in membership.learners
+            has_place = bool(old) or new in membership.learners or broker in self._admits
             if new in membership.voters or not (broker in wanted if wanted else has_place):
                 del self._newcomers[broker]
             elif new not in membership.learners:

@@ -71,7 +71,7 @@ class RaftReplica:
         self._led_term = 0  # the term in which the owner was told that it leads
         self._full_until_s = 0.0
         self._ask_at_s = 0.0
-        self._admission = Admission()
+        self._admission = Admission(seat.admits)
         self._deposed: asyncio.Future[None] | None = None  # who waits for that
         # A log without a past is that of a new group, or of a newcomer who is none of its voters.
         member = seat.me in seat.voters or log.checkpoint.group

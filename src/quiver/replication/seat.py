@@ -33,6 +33,7 @@ class Seat(NamedTuple):
     voters: tuple[int, ...]  # of the group when it was made
     named: tuple[int, ...] = ()  # whose brokers have it now, as far as was told: where a newcomer asks to be taken in
     prefers_to_lead: bool = False
+    admits: tuple[int, ...] = ()  # brokers that are let in though they have no replica yet
 
     def to_ask(self, voters: tuple[int, ...]) -> set[int]:
         """The brokers that may know the leader: `voters` are the group's, as far as its log says."""

@@ -14,25 +14,28 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quiver.errors import InvalidRequestError, ProtocolError
-from quiver.types import PARTITIONS_MAX, NodeInfo, PartitionMove, PartitionStatus, TopicInfo
+from quiver.types import PARTITIONS_MAX, ManagerInfo, NodeInfo, PartitionMove, PartitionStatus, TopicInfo
+from quiver.wire.fields import REPLICAS_MAX, BrokerId, Name, Timestamp, Uid, UInt32, UInt64, Voters
+from quiver.wire.quorum_messages import (
+    BeatReply,
+    ForPrimary,
+    FromPrimary,
+    GetQuorum,
+    ManagerBeat,
+    QuorumReply,
+    RelayedHttp,
+    RelayHttp,
+)
 
 PROTOCOL_VERSION: Final = 1
 HELLO_MAGIC: Final = "quiver"
 HELLO_BYTES_MAX: Final = 4096
 NODE_CLIENT: Final = "node:"  # how the name of a client begins that is itself a node of the cluster
 CONSUMER_NAME_MAX: Final = 255
-REPLICAS_MAX: Final = 100
 
 OFFSET_EARLIEST: Final = -2
 OFFSET_LATEST: Final = -1
 
-UInt64 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-UInt32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
-Timestamp = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Name = Annotated[str, Meta(max_length=1000)]
-Uid = Annotated[str, Meta(pattern="^[0-9a-f]{32}\\Z")]
-BrokerId = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Voters = Annotated[list[UInt64], Meta(max_length=REPLICAS_MAX)]  # replica ids: broker id << 32 | disk id
 ConsumerName = Annotated[str, Meta(min_length=1, max_length=CONSUMER_NAME_MAX)]
 
 
@@ -61,11 +64,14 @@ class GetMetadata(Struct, array_like=True, frozen=True):
 
 
 class MetadataReply(Struct, array_like=True, frozen=True):
-    """A topic that was asked for and is not in `topics` does not exist."""
+    """A topic that was asked for and is not in `topics` does not exist. `nodes` are brokers; `primary` is the manager
+    that takes changes, 0 when that is not known."""
 
     cluster_id: str
     nodes: list[NodeInfo]
     topics: list[TopicInfo]
+    managers: list[ManagerInfo] = []
+    primary: int = 0
 
 
 class CreateTopic(Struct, array_like=True, frozen=True):
@@ -281,6 +287,7 @@ class JoinReply(Struct, array_like=True, frozen=True):
     cluster_id: str
     brokers: list[NodeInfo]
     transaction: int = 0
+    managers: list[str] = []  # addresses
 
 
 class PeerHello(Struct, array_like=True, frozen=True):
@@ -328,6 +335,10 @@ REQUESTS: Final[dict[int, type[Struct]]] = {
     21: PeerHello,
     22: PeerMessages,
     23: PeerPing,
+    24: GetQuorum,
+    25: ForPrimary,
+    26: ManagerBeat,
+    27: RelayHttp,
     30: HostTopic,
     31: SetReplicas,
     32: AddPartitions,
@@ -350,6 +361,10 @@ REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
     CountClient: CountReply,
     JoinCluster: JoinReply,
     PeerHello: Done,
+    GetQuorum: QuorumReply,
+    ForPrimary: FromPrimary,
+    ManagerBeat: BeatReply,
+    RelayHttp: RelayedHttp,
     HostTopic: Done,
     SetReplicas: ReplicasReply,
     AddPartitions: Done,

@@ -1,0 +1,130 @@
+"""What is observed and not replicated: who was seen when, how much partitions hold, how far consumers are.
+
+Rule: it is shown at once and written to the database in bulk, by every manager to its own. A slow database or a silent
+broker holds up nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from quiver.clock import Clock
+from quiver.errors import QuiverError
+from quiver.manager.classic import ClassicApi
+from quiver.manager.quorum import MetadataQuorum
+from quiver.manager.registry import Registry
+from quiver.manager.standing import Standing
+from quiver.metadata.store import Store
+
+logger = logging.getLogger("quiver.manager")
+
+# A call is over so long after it was seen; later nobody looks whether it moved a position.
+_CALL_US_MAX: Final = 30_000_000
+# So many replicas a broker is asked about in one heartbeat, on average.
+_STATUSES_PER_HEARTBEAT: Final = 200
+
+
+class Observer:
+    def __init__(
+        self,
+        quorum: MetadataQuorum,
+        registry: Registry,
+        standing: Standing,
+        classic: ClassicApi,
+        store: Store,
+        clock: Clock,
+        heartbeat_s: float,
+    ) -> None:
+        self._quorum = quorum
+        self._registry = registry
+        self._standing = standing
+        self._classic = classic
+        self._store = store
+        self._clock = clock
+        self._heartbeat_s = heartbeat_s
+        self._reporter: asyncio.Task[None] | None = None
+        self._recorder: asyncio.Task[None] | None = None
+        self._polls: dict[int, asyncio.Task[None]] = {}
+        self._poll_due_s: dict[int, float] = {}
+        self._sizes: dict[int, int] = {}
+        self._read_counts: dict[int, int] = {}
+
+    def start(self) -> None:
+        self._reporter = asyncio.get_running_loop().create_task(self._report())
+
+    async def close(self) -> None:
+        """A clean stop forgets nobody's last call."""
+        if self._reporter is not None:
+            tasks = [self._reporter, *self._polls.values(), *([self._recorder] if self._recorder else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._poll_all()
+            await self._try_to_record()
+
+    async def _report(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            await self._poll_all()
+            if self._recorder is None or self._recorder.done():
+                self._recorder = loop.create_task(self._try_to_record())
+
+    async def _poll_all(self) -> None:
+        """One that does not answer is not waited for; what it says later still counts."""
+        now_s = self._clock.monotonic_s()
+        for broker_id in self._registry.brokers.attached:
+            if broker_id not in self._polls and self._poll_due_s.get(broker_id, 0.0) <= now_s:
+                task = self._polls[broker_id] = asyncio.get_running_loop().create_task(self._poll(broker_id))
+                task.add_done_callback(lambda _, done=broker_id: self._polls.pop(done, None))  # type: ignore[misc]
+        if self._polls:
+            await asyncio.wait(self._polls.values(), timeout=self._heartbeat_s)
+
+    async def _poll(self, broker_id: int) -> None:
+        with contextlib.suppress(QuiverError):  # it is away; that it was not seen is told elsewhere
+            statuses = await self._registry.brokers.status(broker_id)
+            # A broker with thousands of replicas would spend its time on telling of them.
+            rest_s = self._heartbeat_s * (len(statuses) // _STATUSES_PER_HEARTBEAT)
+            self._poll_due_s[broker_id] = self._clock.monotonic_s() + rest_s
+            for status in statuses:
+                topic = self._quorum.state.topics.get(status.topic)
+                if topic is not None and status.partition < len(topic.partitions) and status.role == "leader":
+                    size = status.next_offset - status.start_offset
+                    self._sizes[topic.partitions[status.partition].id] = size
+
+    async def _try_to_record(self) -> None:
+        try:
+            await self._record()
+        except (QuiverError, sa.exc.SQLAlchemyError, OSError) as error:
+            logger.warning("report_failed error=%r", str(error))
+
+    async def _record(self) -> None:
+        state, registry, standing = self._quorum.state, self._registry, self._standing
+        sizes, self._sizes = self._sizes, {}
+        await self._count_read()
+        reports: dict[tuple[str, str], dict[int, Any]] = {
+            ("partition_metadata", "size"): sizes,
+            ("broker_metadata", "last_heartbeat"): dict(registry.brokers.seen),
+            ("broker_metadata", "status"): {known: registry.broker_state(known) for known in state.brokers},
+            ("manager_metadata", "last_heartbeat"): dict(standing.seen),
+            ("manager_metadata", "status"): {known: standing.role_of(known) for known in state.managers},
+            ("producer_metadata", "last_seen"): dict(registry.producers_seen),
+            ("consumer_metadata", "last_seen"): dict(registry.consumers_seen),
+            ("consumer_metadata", "offset"): dict(self._read_counts),
+        }
+        await self._quorum.database.run(self._store.record, reports)
+
+    async def _count_read(self) -> None:
+        """Asks how far consumers got, those that called lately."""
+        consumers, since_us = self._quorum.state.consumers, self._clock.now_us() - _CALL_US_MAX
+        for consumer in list(consumers.values()):
+            seen_us = self._registry.consumers_seen.get(consumer.id, 0)
+            if consumer.id not in self._read_counts or seen_us >= since_us:
+                with contextlib.suppress(QuiverError):  # deleted meanwhile, or a partition is out of order
+                    self._read_counts[consumer.id] = await self._classic.messages_read(consumer)
+        self._read_counts = {known: count for known, count in self._read_counts.items() if known in consumers}

@@ -1,0 +1,17 @@
+"""The kinds of field that requests have, with their limits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+REPLICAS_MAX: Final = 100
+
+UInt64 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+UInt32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Timestamp = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Name = Annotated[str, Meta(max_length=1000)]
+Uid = Annotated[str, Meta(pattern="^[0-9a-f]{32}\\Z")]
+BrokerId = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Voters = Annotated[list[UInt64], Meta(max_length=REPLICAS_MAX)]  # replica ids: broker id << 32 | disk id
