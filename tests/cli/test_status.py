@@ -6,8 +6,8 @@ from pathlib import Path
 
 from quiver.cli.cluster_file import BrokerEntry, Cluster, Running, SupervisorEntry
 from quiver.cli.render import human_bytes
-from quiver.cli.status import _replica, local_report, remote_report, topic_rows
-from quiver.types import NodeInfo, PartitionStatus, ReplicaStatus
+from quiver.cli.status import Answer, _replica, local_report, remote_report, topic_rows
+from quiver.types import ManagerInfo, NodeInfo, PartitionStatus, ReplicaStatus
 
 CLUSTER = Cluster(("127.0.0.1:7001",), (BrokerEntry(1, 11, "127.0.0.1:7001"),), SupervisorEntry(10))
 ONE = PartitionStatus("b", 0, "online", 5, 9, 2048, 1)
@@ -32,7 +32,7 @@ def test_topics_and_partitions_are_in_order() -> None:
 
 
 def test_a_local_report_joins_pids_and_answers() -> None:
-    report = local_report(Path("/d"), Running(10, CLUSTER), ([NodeInfo(1, "127.0.0.1:7001")], {1: [ONE]}))
+    report = local_report(Path("/d"), Running(10, CLUSTER), Answer([NodeInfo(1, "127.0.0.1:7001")], {1: [ONE]}, [], {}))
     assert report["brokers"] == [{"id": 1, "pid": 11, "address": "127.0.0.1:7001", "state": "online"}]
     assert report["supervisor"] == {"pid": 10}
     assert "error" not in report
@@ -46,7 +46,12 @@ def test_a_node_that_does_not_answer_is_unreachable() -> None:
 
 
 def test_a_remote_report_has_no_pids() -> None:
-    report = remote_report([NodeInfo(2, "h:2"), NodeInfo(1, "h:1")], {1: [ONE]})
+    managers = [ManagerInfo(2, "h:5", "http://h:6"), ManagerInfo(1, "h:3", "http://h:4")]
+    health = {1: {"role": "primary", "term": 4, "lag": 0, "cut_off_since": None}}
+    report = remote_report(Answer([NodeInfo(2, "h:2"), NodeInfo(1, "h:1")], {1: [ONE]}, managers, health))
+    one, two = report["managers"]
+    assert (one["id"], one["state"], one["role"], one["term"], one["lag"]) == (1, "online", "primary", 4, 0)
+    assert (two["id"], two["state"], two["role"]) == (2, "unreachable", None)
     assert report["brokers"] == [
         {"id": 1, "address": "h:1", "state": "online"},
         {"id": 2, "address": "h:2", "state": "unreachable"},

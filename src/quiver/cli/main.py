@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from quiver.cli import broker, cluster, consume, manager, produce, sim, status, topic
+from quiver.cli import broker, cluster, consume, manager, produce, sim, status, topic, wal
 from quiver.cli.options import EXIT_INTERRUPTED, examples, exit_code_of, say
 from quiver.errors import QuiverError
 
@@ -79,6 +79,7 @@ manager.register(app)
 produce.register(app)
 consume.register(app)
 sim.register(app)
+wal.register(app)
 
 
 def main() -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
+import msgspec
 import typer
 
 from quiver.cli.cluster_file import Running, find_running
@@ -13,10 +17,21 @@ from quiver.cli.options import CONNECT_TIMEOUT_S, AsJson, DataDir, Servers, data
 from quiver.cli.ready import EXIT_FAILED
 from quiver.cli.render import human_bytes, print_json, table
 from quiver.errors import UnavailableError
-from quiver.types import NodeInfo, PartitionStatus
+from quiver.types import ManagerInfo, NodeInfo, PartitionStatus
 
 Replicas = dict[int, list[PartitionStatus]]  # what each broker that answers has
-Answer = tuple[list[NodeInfo], Replicas]
+
+
+class Answer(NamedTuple):
+    """What the nodes said; of each manager that answers, what it says of itself."""
+
+    nodes: list[NodeInfo]
+    replicas: Replicas
+    managers: list[ManagerInfo]
+    health: dict[int, dict[str, Any]]
+
+
+_HEALTH_TIMEOUT_S = 1.0
 
 _COLUMNS = (
     "topic",
@@ -40,10 +55,13 @@ def register(app: typer.Typer) -> None:
 
 
 def status(servers: Servers = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Show nodes, topics, partitions, leaders and how far behind replicas are. Exit code 1 without an answer."""
+    """Show nodes, who leads them, topics, partitions, leaders and how far behind replicas are.
+
+    Exit code 1 without an answer.
+    """
     if servers is None and data_dir is None:
         servers = os.environ.get("QUIVER_SERVERS") or None
-    report = remote_report(*_ask(servers)) if servers else _local_report(data_dir_of(data_dir), as_json)
+    report = remote_report(_ask(servers)) if servers else _local_report(data_dir_of(data_dir), as_json)
     if as_json:
         print_json(report)
     else:
@@ -72,14 +90,45 @@ def _ask(servers: str) -> Answer:
     from quiver import Admin
 
     with Admin(servers, request_timeout=CONNECT_TIMEOUT_S) as admin:
-        return admin.nodes(), admin.replica_status()
+        managers = admin.managers()
+        health = {row.id: found for row in managers if (found := _health(row.http)) is not None}
+        return Answer(admin.nodes(), admin.replica_status(), managers, health)
 
 
-def remote_report(nodes: list[NodeInfo], replicas: Replicas) -> dict[str, Any]:
+def _health(http: str) -> dict[str, Any] | None:
+    """What a manager says of itself, whether it is well or not."""
+    try:
+        with urlopen(f"{http}/v1/health", timeout=_HEALTH_TIMEOUT_S) as reply:
+            raw = reply.read()
+    except HTTPError as error:
+        raw = error.read()  # a 503 has the same body
+    except (OSError, HTTPException):
+        return None
+    try:
+        found = msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def manager_row(health: dict[str, Any] | None) -> dict[str, Any]:
+    """`lag`: transactions that are not in its database yet."""
+    if health is None:
+        return {"state": "unreachable", "role": None, "term": None, "lag": None}
+    state = f"cut off since {health['cut_off_since']}" if health.get("cut_off_since") else "online"
+    return {"state": state} | {name: health.get(name) for name in ("role", "term", "lag")}
+
+
+def remote_report(answer: Answer) -> dict[str, Any]:
     """What can be known from outside: no pids."""
+    nodes, replicas, managers, health = answer
     return {
         "running": True,
         "servers": [node.address for node in nodes],
+        "managers": [
+            {"id": row.id, "address": row.address, "http": row.http} | manager_row(health.get(row.id))
+            for row in sorted(managers, key=lambda row: row.id)
+        ],
         "brokers": [
             {"id": node.id, "address": node.address, "state": "online" if node.id in replicas else "unreachable"}
             for node in sorted(nodes, key=lambda node: node.id)
@@ -91,7 +140,8 @@ def remote_report(nodes: list[NodeInfo], replicas: Replicas) -> dict[str, Any]:
 def local_report(path: Path, running: Running, answer: Answer | None, error: str | None = None) -> dict[str, Any]:
     """What the supervisor knows joined with what the nodes answered; `answer` None when they did not."""
     cluster = running.cluster
-    online = set(answer[1]) if answer else set()
+    online = set(answer.replicas) if answer else set()
+    health = answer.health if answer else {}
     report: dict[str, Any] = {
         "running": True,
         "data_dir": str(path),
@@ -99,6 +149,7 @@ def local_report(path: Path, running: Running, answer: Answer | None, error: str
         "servers": list(cluster.servers) if cluster else [],
         "managers": [
             {"id": manager.id, "pid": manager.pid, "address": manager.address, "http": manager.http}
+            | manager_row(health.get(manager.id))
             for manager in (cluster.managers if cluster else ())
         ],
         "brokers": [
@@ -110,7 +161,7 @@ def local_report(path: Path, running: Running, answer: Answer | None, error: str
             }
             for broker in (cluster.brokers if cluster else ())
         ],
-        "topics": topic_rows(answer[1]) if answer else [],
+        "topics": topic_rows(answer.replicas) if answer else [],
     }
     if error is not None:
         report["error"] = error
@@ -172,9 +223,10 @@ def _replica(row: dict[str, Any]) -> str:
 def _draw(report: dict[str, Any]) -> None:
     if "data_dir" in report:
         print(f"Cluster on {report['data_dir']}, supervisor pid {report['supervisor']['pid']}")
-    managers = [(str(row["id"]), str(row["pid"]), row["address"], row["http"]) for row in report.get("managers", ())]
-    if len(report["brokers"]) > 1 and managers:
-        table("Managers", ("id", "pid", "address", "http"), managers)
+    shown = ("id", "pid", "address", "http", "state", "role", "term", "lag")
+    managers = [[str("-" if row.get(name) is None else row[name]) for name in shown] for row in report["managers"]]
+    if (len(report["brokers"]) > 1 or len(managers) > 1) and managers:
+        table("Managers", shown, managers)
     brokers = [(str(row["id"]), str(row.get("pid", "-")), row["address"], row["state"]) for row in report["brokers"]]
     if brokers:
         table("Brokers", ("id", "pid", "address", "state"), brokers)

@@ -15,12 +15,21 @@ from quiver.client.consumer import offset_at
 from quiver.errors import (
     ConnectionLostError,
     InvalidRequestError,
+    OutcomeUnknownError,
     RequestTimeoutError,
     TopicExistsError,
     UnavailableError,
     UnknownTopicError,
 )
-from quiver.types import PARTITIONS_MAX, NodeInfo, PartitionMove, PartitionStatus, TopicInfo, check_topic_name
+from quiver.types import (
+    PARTITIONS_MAX,
+    ManagerInfo,
+    NodeInfo,
+    PartitionMove,
+    PartitionStatus,
+    TopicInfo,
+    check_topic_name,
+)
 from quiver.wire.messages import (
     OFFSET_EARLIEST,
     OFFSET_LATEST,
@@ -56,7 +65,7 @@ class AsyncAdmin:
             connection = await self._cluster.any_connection()
             try:
                 await self._cluster.call(connection, CreateTopic(name, partitions), Done)
-            except (ConnectionLostError, RequestTimeoutError):
+            except (ConnectionLostError, OutcomeUnknownError, RequestTimeoutError):
                 unknown_outcome = True
                 raise
             except TopicExistsError:
@@ -160,6 +169,11 @@ class AsyncAdmin:
 
     async def nodes(self) -> list[NodeInfo]:
         return await self._cluster.retrying(self._cluster.nodes)
+
+    async def managers(self) -> list[ManagerInfo]:
+        """All managers; the primary first, when one is known."""
+        reply = await self._cluster.retrying(lambda: self._cluster.metadata([]))
+        return sorted(reply.managers, key=lambda one: (one.id != reply.primary, one.id))
 
     async def close(self) -> None:
         await self._cluster.close()

@@ -23,7 +23,7 @@ from quiver.client.loop_thread import shared_loop
 from quiver.client.producer import ProducerEngine
 from quiver.client.runner import Runner
 from quiver.errors import ConcurrentUseError, ForkedError
-from quiver.types import NodeInfo, PartitionMove, PartitionStatus, Record, TopicInfo
+from quiver.types import ManagerInfo, NodeInfo, PartitionMove, PartitionStatus, Record, TopicInfo
 from quiver.wire.records import TABLE_SCHEMA
 
 
@@ -317,6 +317,11 @@ class Admin(_Closing):
     def nodes(self) -> list[NodeInfo]:
         nodes: list[NodeInfo] = self._call(self._admin.nodes())
         return nodes
+
+    def managers(self) -> list[ManagerInfo]:
+        """All managers; the primary first, when one is known."""
+        managers: list[ManagerInfo] = self._call(self._admin.managers())
+        return managers
 
     def remove_broker(self, broker: int) -> None:
         """Begins to move everything a broker has to others; then it is forgotten. `moves` tells how far that is."""

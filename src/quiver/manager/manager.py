@@ -41,7 +41,7 @@ from quiver.manager.relay import as_reply, as_request
 from quiver.manager.standing import Standing
 from quiver.metadata.state import Broker
 from quiver.metadata.state import Manager as ManagerRow
-from quiver.metadata.store import Store, sqlite_url
+from quiver.metadata.store import Store, make_schema, schema_url, sqlite_url
 from quiver.net.peers import Peers
 from quiver.replication.seat import Seat
 from quiver.types import ManagerInfo, NodeInfo, PartitionInfo, TopicInfo
@@ -143,7 +143,10 @@ class Manager:
         url = self._settings.metadata_url
         if not url:
             return sqlite_url(Path(self._directory) / "metadata.db")
-        return own_schema(url, self._id) if self._is_one_of_several else url
+        if not self._is_one_of_several:
+            return url
+        make_schema(url, self._id)
+        return schema_url(url, self._id)
 
     def _make_quorum(self, identity: Identity) -> MetadataQuorum:
         settings, peers = self._settings, self._peers
@@ -348,17 +351,3 @@ class Manager:
         except TopicExistsError as error:
             raise TopicExistsError(f"topic {request.name} already exists", topic=request.name) from error
         return Done(), ()
-
-
-def own_schema(url: str, manager_id: int) -> str:
-    """Managers that share a PostgreSQL server have a schema each; other databases have no such thing."""
-    found = sa.make_url(url)
-    if found.get_backend_name() != "postgresql":
-        raise InvalidRequestError(f"several managers cannot share a database of {found.get_backend_name()}")
-    name = f"manager_{manager_id}"
-    engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(sa.text(f"CREATE SCHEMA IF NOT EXISTS {name}"))
-    engine.dispose()
-    options = " ".join(filter(None, (str(found.query.get("options", "")), f"-csearch_path={name}")))
-    return found.update_query_dict({"options": options}).render_as_string(hide_password=False)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from quiver.errors import InvalidRequestError
 from quiver.metadata.image import difference
 from quiver.metadata.state import (
     REMOVED,
@@ -109,6 +110,29 @@ _KEY_OF: Final[Mapping[type, tuple[sa.Table, str, str]]] = {
 
 def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path}"
+
+
+def schema_url(url: str, manager_id: int) -> str:
+    """Managers that share a PostgreSQL database have a schema each; other databases have no such thing."""
+    found = sa.make_url(url)
+    if found.get_backend_name() != "postgresql":
+        raise InvalidRequestError(f"several managers cannot share a database of {found.get_backend_name()}")
+    options = " ".join(filter(None, (str(found.query.get("options", "")), f"-csearch_path=manager_{manager_id}")))
+    return found.update_query_dict({"options": options}).render_as_string(hide_password=False)
+
+
+def make_schema(url: str, manager_id: int) -> None:
+    engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sa.text(f"CREATE SCHEMA IF NOT EXISTS manager_{manager_id}"))
+
+
+def read_applied(url: str) -> int:
+    """The last transaction in a database that a manager writes; changes nothing in it."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        found = connection.execute(sa.select(NUMBERS.c.value).where(NUMBERS.c.name == _APPLIED)).scalar()
+    return int(found or 0)
 
 
 class Store:
