@@ -21,6 +21,7 @@ from quiver.errors import NotLeaderError, QuiverError, RequestTimeoutError, Unav
 from quiver.manager.primary import Primary
 from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.registry import Registry
+from quiver.manager.sightings import Seen, Sightings
 from quiver.metadata.commands import RegisterManager
 from quiver.metadata.state import Manager
 from quiver.wire.messages import GetMetadata
@@ -58,7 +59,9 @@ class Standing:
         self._fresh_s = clock.monotonic_s() if primary is None else -math.inf
         self._fresh_us = 0
         self._since_us = 0  # of what the primary has told
-        self._told_us = 0  # when it was last told whom we have seen
+        self._told_us = 0  # when the primary was last told whom we have seen
+        self._sightings = Sightings()
+        self._sightings_term = 0
         self._index = 0  # the last transaction that the primary told of
         self._beating = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -162,11 +165,19 @@ class Standing:
         self._fresh_s, self._fresh_us = max(self._fresh_s, sent_s), sent_us
 
     def _message(self) -> ManagerBeat:
-        registry, me = self._registry, self._me
+        me, seen = self._me, self._seen_since(self._told_us)
         return ManagerBeat(
             *(me.id, me.address, me.http, me.replica_id, self._quorum.stored, self._since_us),
-            {known: seen for known, seen in registry.producers_seen.items() if seen >= self._told_us},
-            {known: seen for known, seen in registry.consumers_seen.items() if seen >= self._told_us},
+            seen.producers,
+            seen.consumers,
+        )
+
+    def _seen_since(self, since_us: int) -> Seen:
+        """By this manager's clock; of what it did not see itself, more than is new."""
+        registry = self._registry
+        return Seen(
+            {known: seen for known, seen in registry.producers_seen.items() if seen >= since_us},
+            {known: seen for known, seen in registry.consumers_seen.items() if seen >= since_us},
         )
 
     def _take(self, reply: BeatReply) -> None:
@@ -191,12 +202,15 @@ class Standing:
         self._registry.note_seen(beat.producers, beat.consumers)
         await self._enter(Manager(beat.manager_id, beat.address, beat.http, beat.replica_id))
         index = await self._quorum.confirm()
-        registry = self._registry
-        return BeatReply(
-            index,
-            now_us,
-            self.seen | {self._me.id: now_us},
-            self.stored | {self._me.id: self._quorum.stored},
-            {known: seen for known, seen in registry.producers_seen.items() if seen >= beat.since_us},
-            {known: seen for known, seen in registry.consumers_seen.items() if seen >= beat.since_us},
-        )
+        news = self._news_for(beat, now_us)
+        seen, stored = self.seen | {self._me.id: now_us}, self.stored | {self._me.id: self._quorum.stored}
+        return BeatReply(index, now_us, seen, stored, news.producers, news.consumers)
+
+    def _news_for(self, beat: ManagerBeat, now_us: int) -> Seen:
+        if self._sightings_term != self._quorum.term:
+            self._sightings_term = self._quorum.term
+            self._sightings.clear()
+        self._sightings.note(self._me.id, self._seen_since(self._told_us))
+        self._told_us = now_us
+        self._sightings.note(beat.manager_id, Seen(beat.producers, beat.consumers))
+        return self._sightings.for_manager(beat.manager_id, beat.since_us, now_us, self._seen_since(0))
