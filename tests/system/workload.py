@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from quiver import Admin, Consumer, Producer, RecordMetadata
-from quiver.errors import UnavailableError
+from quiver.errors import RequestTimeoutError, UnavailableError
 from quiver.testing.history import History, ProducerLog, Reader, Violation
 from tests.system.kit import until
 
@@ -55,12 +55,13 @@ class Load:
         self._stale: list[Violation] = []
         self._lock = threading.Lock()
         self._acknowledged_ends = dict.fromkeys(range(PARTITIONS), 0)
-        self._shared = Producer(servers, batch_bytes=4000)
+        shared, own = Producer(servers, batch_bytes=4000), Producer(servers, compression="lz4")
+        self._producers = (shared, own)
         self._senders = [
-            self._thread("single 1", self._send, self._shared, False),
-            self._thread("single 2", self._send, self._shared, False),
-            self._thread("lists 1", self._send, self._shared, True),
-            self._thread("lists 2", self._send, Producer(servers, compression="lz4"), True),
+            self._thread("single 1", self._send, shared, False),
+            self._thread("single 2", self._send, shared, False),
+            self._thread("lists 1", self._send, shared, True),
+            self._thread("lists 2", self._send, own, True),
             self._thread("watcher", self._watch),
         ]
         self._followers = [
@@ -95,6 +96,8 @@ class Load:
         self._sending.set()
         for thread in self._senders:
             thread.join()
+        for producer in self._producers:
+            producer.close()
         self.check()
         with Admin(self._servers) as admin:
             self._ends = {partition: latest for partition, (_, latest) in admin.offsets(self.topic).items()}
@@ -110,6 +113,9 @@ class Load:
         self._reading.set()
         for thread in self._senders + self._followers:
             thread.join()
+        for producer in self._producers:
+            with contextlib.suppress(RequestTimeoutError):
+                producer.close(timeout=0.1)
 
     def check(self) -> None:
         if self._errors:
@@ -140,7 +146,6 @@ class Load:
             time.sleep(dice.choice((0.0, 0.002, 0.01 * count)) * self._pace)
         for values, future in pending:
             self._settle(log, values, future)
-        producer.close(timeout=0.1 if self._abandoned else 30)
 
     @staticmethod
     def _value(name: str, dice: random.Random, number: int) -> bytes:
