@@ -261,3 +261,37 @@ def test_what_an_older_word_says_is_not_done() -> None:
             assert group.partition(3) is not None
 
     run(main())
+
+
+def test_replica_begins_with_its_founders_whatever_was_told_since() -> None:
+    """Its log begins with them. Taken for voters, those that were told since would be nobody."""
+
+    async def main() -> None:
+        async with Moving() as group:
+            await group.fill(1)
+            await group.tell([3, 2, 1])
+            await group.tell([1, 2, 3])
+            for number in (1, 2, 3):
+                await group.stop(number)
+                group.disks[number].remove(f"{DIRECTORY.format(number)}/state")  # as if it had been killed before
+            for number in (1, 2, 3):
+                await group.start(number)
+            await group.fill(1, first=1)
+            assert group.memberships(1)[0] == Membership(tuple(group.voters))
+
+    run(main())
+
+
+def test_order_is_forgotten_with_the_lead() -> None:
+    async def main() -> None:
+        async with Moving() as group:
+            await group.fill(1)
+            leader = await group.leader()
+            await group.ask(leader, SetReplicas("logs", 0, UID, 7, [leader, *{1, 2, 3} - {leader}]))
+            raft = group.partition(leader).raft
+            assert raft is not None and raft._admission._order.epoch == 7
+            raft.transfer()
+            await raft.until_follower()
+            assert raft._admission._order.epoch == 0
+
+    run(main())
