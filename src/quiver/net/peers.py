@@ -77,11 +77,6 @@ class PeerLink:
             self._loop.call_soon(self._flush)
         return True
 
-    def write_at_once(self) -> None:
-        """uvloop keeps what is below the limit of its buffer until the end of its turn; below this one is nothing."""
-        if self._carrier.transport is not None:
-            self._carrier.transport.set_write_buffer_limits(high=0)
-
     def flush(self) -> None:
         """Lets what was said go now, not at the end of the turn."""
         if self._entries and self._carrier.is_open:
@@ -274,7 +269,6 @@ class Peers:
             old.close("there is a newer connection")
         link.up = True
         self._links[link.broker] = link
-        link.write_at_once()
         logger.info("peer_connected broker=%d", link.broker)
         self._tell(link.broker, True)
 
