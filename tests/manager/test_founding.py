@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quiver.errors import InvalidRequestError
+from quiver.errors import CorruptLogError, InvalidRequestError
 from quiver.manager.founding import Quorum, decide, parse_peers
 from quiver.replication.group import broker_of
 from quiver.wire.messages import QuorumReply
@@ -161,5 +161,51 @@ def test_one_manager_grows_to_three(tmp_path: Path) -> None:
             assert "logs" in cluster.quorum(primary).state.topics
         finally:
             await cluster.close()
+
+    asyncio.run(main())
+
+
+def test_a_manager_with_a_damaged_log_does_not_cut_it_but_begins_anew(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with managers(tmp_path) as cluster:
+            primary = await cluster.until_led()
+            for number in range(20):
+                await cluster.quorum(primary).propose(create(f"t{number}"))
+            await cluster.until_equal()
+            hurt = cluster.secondaries[0]
+            before = cluster.quorum(hurt).replica.raft.me
+            await cluster.kill(hurt)
+            damage(tmp_path / "data" / f"manager-{hurt}" / "log")
+            await cluster.start(hurt)
+            after = cluster.quorum(hurt).replica.raft.me
+            assert after != before
+            await until(
+                lambda: after in cluster.quorum(primary).voters and before not in cluster.quorum(primary).voters
+            )
+            await cluster.until_equal()
+            assert len(cluster.quorum(hurt).state.topics) == 20
+
+    asyncio.run(main())
+
+
+def damage(directory: Path) -> None:
+    """A bit of an early entry, long since acknowledged."""
+    segment = min(directory.glob("*.seg"))
+    raw = bytearray(segment.read_bytes())
+    raw[300] ^= 1
+    segment.write_bytes(raw)
+
+
+def test_an_only_manager_with_a_damaged_log_says_where(tmp_path: Path) -> None:
+    async def main() -> None:
+        cluster = Managers(tmp_path, 1)
+        await cluster.start_one(1, peers="")
+        for number in range(5):
+            await cluster.quorum(1).propose(create(f"t{number}"))
+        await cluster.kill(1)
+        damage(tmp_path / "data" / "manager-1" / "log")
+        with pytest.raises(CorruptLogError, match=r"manager-1/log/0+1\.seg at byte"):
+            await cluster.start_one(1, peers="")
+        assert (tmp_path / "data" / "manager-1" / "log").exists()
 
     asyncio.run(main())

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 import sqlalchemy as sa
 
+from quiver.manager.failpoint import pass_by
 from quiver.metadata.image import copy_of
 from quiver.metadata.state import Put, Remove, State
 from quiver.metadata.store import Store
@@ -27,8 +28,9 @@ _STORE_RETRY_S: Final = 1.0
 
 
 class Database:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, manager_id: int) -> None:
         self._store = store
+        self._manager_id = manager_id
         # One thread: the store sees transactions one after the other.
         self._thread = ThreadPoolExecutor(1, "quiver-store")
         self._changes: list[Put | Remove] = []
@@ -104,6 +106,7 @@ class Database:
         applied, differs = state.applied, self._differs
         if applied <= self._has and not differs:
             return
+        pass_by("database", self._manager_id)
         changes, self._changes, self._differs = self._changes, [], False
         try:
             if differs:

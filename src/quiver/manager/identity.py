@@ -76,13 +76,15 @@ class Identity:
         self.belong(uuid.uuid4().hex, voters)
 
     def renew(self) -> None:
-        """What this manager had is gone: it is a newcomer now."""
+        """What this manager had is gone or damaged: it is a newcomer now. A damaged log is put aside."""
         if self.voters == (self.replica_id,):
             raise CorruptLogError(
                 f"the metadata log in {self.log_directory} is gone, and no other manager has it: restore the directory"
             )
         if self._disk.exists(self.log_directory):
-            self._disk.remove_tree(self.log_directory)
+            if self._disk.exists(aside := f"{self.log_directory}.damaged"):
+                self._disk.remove_tree(aside)
+            self._disk.rename(self.log_directory, aside)
         self._keep(Kept(secrets.randbits(32), self.cluster_id, self.voters))
         self.belong(self.cluster_id, self.voters)
 

@@ -22,7 +22,14 @@ from msgspec import Struct
 
 from quiver.clock import Clock, SystemClock
 from quiver.config import NodeSettings
-from quiver.errors import DiskFullError, InvalidRequestError, TopicExistsError, UnavailableError, UnknownTopicError
+from quiver.errors import (
+    CorruptLogError,
+    DiskFullError,
+    InvalidRequestError,
+    TopicExistsError,
+    UnavailableError,
+    UnknownTopicError,
+)
 from quiver.log.disk import Disk, SystemDisk
 from quiver.manager.classic import ClassicApi
 from quiver.manager.founding import Founding, parse_peers
@@ -119,7 +126,7 @@ class Manager:
             identity.found((identity.replica_id,))
         try:
             self._store = Store(self._database_url())
-            self._quorum = quorum = self._make_quorum(identity)
+            self._quorum = quorum = self._open_quorum(identity)
             await quorum.start(identity.cluster_id)
             if not self._is_one_of_several:
                 await quorum.until_led()
@@ -147,6 +154,17 @@ class Manager:
             return url
         make_schema(url, self._id)
         return schema_url(url, self._id)
+
+    def _open_quorum(self, identity: Identity) -> MetadataQuorum:
+        try:
+            return self._make_quorum(identity)
+        except CorruptLogError as error:
+            if identity.voters == (identity.replica_id,):
+                raise  # nobody else has it
+            # Cut where it is damaged, it could elect a leader that lacks what it had acknowledged.
+            logger.error("metadata_log_damaged error=%r", error.message)
+            identity.renew()
+            return self._make_quorum(identity)
 
     def _make_quorum(self, identity: Identity) -> MetadataQuorum:
         settings, peers = self._settings, self._peers

@@ -30,6 +30,7 @@ from quiver.log.checkpoint import Checkpoint
 from quiver.log.disk import Disk
 from quiver.log.partition_log import PartitionLog
 from quiver.manager.database import Database
+from quiver.manager.failpoint import pass_by
 from quiver.metadata.commands import Command, decode_command, encode_command
 from quiver.metadata.image import copy_of, decode_state, encode_state
 from quiver.metadata.store import Store
@@ -38,7 +39,7 @@ from quiver.replication.append_sender import NoTransport, Transport
 from quiver.replication.group import broker_of
 from quiver.replication.raft_replica import RaftReplica
 from quiver.replication.seat import RaftSetup, Seat
-from quiver.replication.waiting import Signal, settle
+from quiver.replication.waiting import Signal, refuse, settle
 from quiver.wire.frame import Entry, FrameHeader, Kind
 
 logger = logging.getLogger("quiver.manager")
@@ -50,7 +51,7 @@ _TICK_S: Final = 0.02
 # A manager that stops gives another so long to take the lead, and its own last commands so long to be committed.
 _HAND_OVER_S: Final = 1.0
 _WAIT_S: Final = 1.0  # how long one wait for a commit lasts before it looks again
-# Whoever is behind by less than so many transactions gets them from the log, whoever is behind by more a snapshot.
+# Whoever is behind by less gets transactions from the log, whoever is behind by more a snapshot.
 _KEPT_MIN: Final = 10_000
 # Segments are small: only whole ones are trimmed.
 LOG_SETTINGS: Final = LogSettings(segment_bytes_max=1024 * 1024, checkpoint_bytes=4 * 1024 * 1024, retention_ms=None)
@@ -90,10 +91,11 @@ class MetadataQuorum:
         self._tasks: list[asyncio.Task[None]] = []
         self._owner: asyncio.Task[None] | None = None
         self._stopping = self._abandoned = False
+        self._ticks = len(seat.voters) > 1 or bool(seat.admits)  # else it is alone for ever
         self.damage: CorruptLogError | None = None
         self.state = decode_state(self._log.checkpoint.state)
         self.state.applied = self._log.checkpoint.index
-        self.database = Database(store)
+        self.database = Database(store, broker_of(seat.me))
         self._log.trim_prefix(self._log.checkpoint.start.index + 1)  # a trim that a crash cut short
         setup = RaftSetup(seat, directory, settings or RaftSettings(), transport or NoTransport(), self._damaged)
         self.replica = RaftReplica(setup, self._log, disk, writers, writers, clock, self._wake.set, self, None)
@@ -144,7 +146,7 @@ class MetadataQuorum:
         self._owner = loop.create_task(self._run())
         if self._is_alone:
             self.replica.raft.campaign()  # there is nobody to wait for
-        else:
+        if self._ticks:
             self._tasks.append(loop.create_task(self._keep_ticking()))
         self._wake.set()
 
@@ -187,7 +189,7 @@ class MetadataQuorum:
         await asyncio.gather(
             *self._tasks, *([self._checkpointing] if self._checkpointing else []), return_exceptions=True
         )
-        if self._owner is not None and self._may_checkpoint and self.state.applied > self._log.checkpoint.index:
+        if self._owner is not None and self._may_checkpoint:
             await self._checkpoint()
         await self.database.close()
 
@@ -301,6 +303,8 @@ class MetadataQuorum:
         end, changed = self.replica.commit_end, self._led_by != self.primary
         while self._tail and self._tail[0].header.index < end:
             header, payload, asker = self._tail[0]
+            if asker is not None:
+                pass_by("committed", self.me)
             result = self._apply(header, payload)
             self._tail.popleft()  # not before: whoever waits must be found when this fails
             changed = True
@@ -327,10 +331,9 @@ class MetadataQuorum:
         return result
 
     def _send_away(self, error: Exception) -> None:
-        for place, (header, payload, asker) in enumerate(self._tail):
-            if asker is not None and not asker.done():
-                asker.set_exception(error)
-            self._tail[place] = _Waiting(header, payload, None)
+        for place, waiting in enumerate(self._tail):
+            refuse([(waiting.asker, None)] if waiting.asker else [], error)
+            self._tail[place] = waiting._replace(asker=None)
 
     async def _keep_ticking(self) -> None:
         while True:
@@ -352,7 +355,6 @@ class MetadataQuorum:
 
     def leadership_lost(self) -> None:
         """What is in the tail may still be committed by another; who waits cannot be told here."""
-        logger.info("primary_no_more manager=%d term=%d", self.me, self.term)
         failure = self._log.failure
         self._send_away(self._unknown() if failure is None else LogFailedError(failure.message))
 

@@ -38,7 +38,7 @@ class Sightings:
                 _merge(owed.news, seen)
 
     def for_manager(self, manager: int, heard_us: int, now_us: int, everything: Seen) -> Seen:
-        """What to tell a manager now. `heard_us` is the last telling that it got; one that is new is told everything."""
+        """What to tell a manager now. `heard_us` is the last telling that it got; a new one is told everything."""
         owed = self._owed.get(manager)
         if owed is None:
             owed = self._owed[manager] = _Owed()

@@ -1,0 +1,130 @@
+"""A cluster of three managers and brokers that `quiver up --detach` supervises, and its managers one by one."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from quiver.metadata.store import sqlite_url
+from tests.metadata.kit import dump
+from tests.system.kit import ENVIRON, until
+from tests.system.replicated_kit import BACK_S_MAX, LOG_TROUBLE, ReplicatedCluster
+
+# Tables of which every row is a function of the log, with the columns that are observed and not replicated.
+OBSERVED = {
+    "broker_metadata": (2, 3),
+    "partition_metadata": (6,),
+    "producer_metadata": (3,),
+    "consumer_metadata": (3, 4),
+    "manager_metadata": (3, 4),
+}
+MANAGERS = (1, 2, 3)
+
+
+class ManagedCluster(ReplicatedCluster):
+    def __init__(self, directory: Path, settings: dict[str, str] | None = None, brokers: int = 1) -> None:
+        super().__init__(directory, settings or {})
+        self._broker_count = brokers
+        self.failpoints = directory / "failpoints"
+        self.failpoints.mkdir()
+        self._environ = self._environ | {"QUIVER_FAILPOINTS": str(self.failpoints)}
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "quiver.cli.main", "up", "--brokers", str(self._broker_count)]
+        command += ["--managers", str(len(MANAGERS)), "--detach", "--data-dir", str(self.data_dir), "--port", "0"]
+        run = subprocess.run(command, capture_output=True, env=self._environ, timeout=60)
+        assert run.returncode == 0, run.stderr.decode()
+        self.servers = ",".join(broker.address for broker in self.file.brokers)
+
+    def command(self, *arguments: str) -> str:
+        run = subprocess.run(
+            [sys.executable, "-m", "quiver.cli.main", *arguments, "--data-dir", str(self.data_dir)],
+            capture_output=True,
+            env=ENVIRON,
+            timeout=60,
+        )
+        assert run.returncode == 0, run.stderr.decode()
+        return run.stdout.decode()
+
+    def http_of(self, manager: int) -> str:
+        return next(entry.http for entry in self.file.managers if entry.id == manager)
+
+    def manager_pid(self, manager: int) -> int:
+        return next(entry.pid for entry in self.file.managers if entry.id == manager)
+
+    def signal_manager(self, manager: int, number: int) -> int:
+        pid: int = until(lambda: self.is_alive(found := self.manager_pid(manager)) and found, BACK_S_MAX)
+        os.kill(pid, number)
+        if number == signal.SIGSTOP:
+            self._stopped.add(pid)
+        elif number == signal.SIGCONT:
+            self._stopped.discard(pid)
+        return pid
+
+    def call(self, manager: int, method: str, path: str, timeout_s: float = 15, **fields: Any) -> tuple[int, Any]:
+        """Status and body; (0, None) when the connection ends without an answer."""
+        where = urlsplit(self.http_of(manager))
+        assert where.hostname is not None
+        target = f"{path}?{urlencode(fields)}" if method == "GET" and fields else path
+        body = json.dumps(fields).encode() if method != "GET" else None
+        connection = http.client.HTTPConnection(where.hostname, where.port, timeout=timeout_s)
+        try:
+            connection.request(method, target, body)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        except (OSError, http.client.HTTPException):
+            return 0, None
+        finally:
+            connection.close()
+
+    def trouble(self) -> list[str]:
+        return [
+            f"{path.name}: {line}"
+            for path in (self.data_dir / "logs").glob("*.log")
+            for line in path.read_text().splitlines()
+            if any(word in line for word in (*LOG_TROUBLE, "metadata_owner_failed"))
+        ]
+
+    def primary(self, not_this: int = 0) -> int:
+        """The manager that leads, as soon as one says so of itself."""
+
+        def find() -> int:
+            for manager in MANAGERS:
+                if manager == not_this:
+                    continue
+                status, body = self.call(manager, "GET", "/health", timeout_s=1)
+                if status == 200 and body["role"] == "primary" and body["cut_off_since"] is None:
+                    return manager
+            return 0
+
+        return int(until(find, BACK_S_MAX))
+
+    def until_managers_back(self, ended: dict[int, int]) -> None:
+        until(lambda: all(self.manager_pid(manager) != pid for manager, pid in ended.items()), BACK_S_MAX)
+
+    def until_equal(self) -> list[dict[str, list[tuple[Any, ...]]]]:
+        """The databases of all managers, once they are at the same transaction; without what is only observed."""
+
+        def find() -> Any:
+            found = [rows_of(self.data_dir / f"manager-{manager}" / "metadata.db") for manager in MANAGERS]
+            return found if len({str(rows["metadata_state"]) for rows in found}) == 1 else None
+
+        found: list[dict[str, list[tuple[Any, ...]]]] = until(find, BACK_S_MAX)
+        return found
+
+
+def rows_of(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for table, rows in dump(sqlite_url(path)).items():
+            left_out = OBSERVED.get(table, ())
+            found[table] = [tuple(cell for at, cell in enumerate(row) if at not in left_out) for row in rows]
+    return found
