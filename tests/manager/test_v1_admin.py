@@ -188,6 +188,29 @@ def test_positions_of_registered_consumers_are_not_to_be_moved(v1: V1, api: Api)
 # -- the cluster -----------------------------------------------------------------------------------------------------
 
 
+def test_a_topic_gets_more_partitions_and_never_fewer(v1: V1) -> None:
+    v1.create("grows", 2)
+    reply = v1.json("PATCH", "/v1/topics/grows", {"partitions": 4})
+    assert reply.status == 200
+    assert [row["partition"] for row in reply.body["partitions"]] == [0, 1, 2, 3]
+    assert [row["latest"] for row in offsets(v1, "grows")] == [0, 0, 0, 0]
+    fewer = v1.json("PATCH", "/v1/topics/grows", {"partitions": 3})
+    assert (fewer.status, fewer.error["message"]) == (400, "Topic grows has 4 partitions; their number can only grow")
+    assert v1.json("PATCH", "/v1/topics/nowhere", {"partitions": 3}).status == 404
+
+
+def test_a_node_of_its_own_has_nothing_to_move_and_cannot_do_without_its_broker(v1: V1) -> None:
+    nothing = {"moves": [], "draining": []}
+    assert v1.request("GET", "/v1/moves").body == nothing
+    reply = v1.request("POST", "/v1/rebalance")
+    assert (reply.status, reply.body) == (202, nothing)
+    refused = v1.request("DELETE", "/v1/brokers/1")
+    assert refused.error["message"] == "Broker 1 is the only one: nothing could take its partitions"
+    for wrong, why in (("9", "Broker 9 does not exist"), ("x", "a broker has a number, not 'x'")):
+        refused = v1.request("DELETE", f"/v1/brokers/{wrong}")
+        assert (refused.status, refused.error["message"]) == (400, why)
+
+
 def test_brokers_and_health_tell_who_is_here(v1: V1, node: HttpNode) -> None:
     (broker,) = v1.request("GET", "/v1/brokers").body["brokers"]
     assert (broker["broker_id"], broker["endpoint"], broker["status"]) == (1, node.address, "active")

@@ -97,18 +97,20 @@ def _is_whole(told: dict[int, list[PartitionStatus]], brokers: int) -> bool:
 
 
 class ReplicatedCluster(Replicas):
-    """Ends with the `with` block, all five processes."""
+    """Ends with the `with` block, all its processes."""
 
-    def __init__(self, directory: Path, settings: dict[str, str] | None = None) -> None:
+    def __init__(self, directory: Path, settings: dict[str, str] | None = None, managers: int = 1) -> None:
         self.data_dir = directory / "data"
+        self._managers = managers
         self._environ = ENVIRON | (SMALL_FILES if settings is None else settings)
         self._stopped: set[int] = set()  # pids that got SIGSTOP
 
     def start(self) -> None:
         """Returns when it takes messages."""
-        first = free_ports(1 + BROKERS)
+        first = free_ports(self._managers + BROKERS)
         command = [sys.executable, "-m", "quiver.cli.main", "up", "--brokers", str(BROKERS), "--detach"]
         command += ["--data-dir", str(self.data_dir), "--port", str(first), "--http-port", "0"]
+        command += ["--managers", str(self._managers)] if self._managers > 1 else []
         run = subprocess.run(command, capture_output=True, env=self._environ, timeout=60)
         assert run.returncode == 0, run.stderr.decode()
         self.servers = ",".join(broker.address for broker in self.file.brokers)
@@ -125,7 +127,8 @@ class ReplicatedCluster(Replicas):
     def pid(self, broker: int) -> int:
         """Of its present or, while it is being restarted, of its last life."""
         if broker == MANAGER:
-            return self.file.managers[0].pid
+            primary = self.file.http[0]
+            return next(entry.pid for entry in self.file.managers if entry.http == primary)
         return next(entry.pid for entry in self.file.brokers if entry.id == broker)
 
     def is_alive(self, pid: int) -> bool:
@@ -167,7 +170,8 @@ class ReplicatedCluster(Replicas):
 
     def trouble(self) -> list[str]:
         """What no log of a cluster should say, whatever happened to it."""
-        names = ["manager-1", *(f"broker-{number}" for number in range(1, BROKERS + 1)), "supervisor"]
+        managers = (f"manager-{number}" for number in range(1, self._managers + 1))
+        names = [*managers, *(f"broker-{number}" for number in range(1, BROKERS + 1)), "supervisor"]
         return [
             f"{name}: {line}"
             for name in names

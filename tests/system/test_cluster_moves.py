@@ -103,6 +103,16 @@ def test_brokers_are_added_and_removed_under_load(cluster: ReplicatedCluster, tm
 
 
 def test_moves_finish_when_the_manager_is_killed_in_the_middle(cluster: ReplicatedCluster, tmp_path: Path) -> None:
+    _kill_the_primary_in_the_middle(cluster, tmp_path)
+
+
+def test_moves_finish_under_the_next_primary(tmp_path: Path) -> None:
+    with ReplicatedCluster(tmp_path, managers=3) as cluster:
+        _kill_the_primary_in_the_middle(cluster, tmp_path)
+        assert cluster.trouble() == []
+
+
+def _kill_the_primary_in_the_middle(cluster: ReplicatedCluster, tmp_path: Path) -> None:
     with under_load(cluster.servers, "killed") as load, extra_broker(cluster, 4, tmp_path / "4.log"):
         quiver(cluster, "broker", "rebalance", "--no-wait")
         ended = cluster.kill(MANAGER)
