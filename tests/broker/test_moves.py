@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -293,5 +294,52 @@ def test_order_is_forgotten_with_the_lead() -> None:
             raft.transfer()
             await raft.until_follower()
             assert raft._admission._order.epoch == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_moves_by_chance_under_load_lose_double_and_reorder_nothing(seed: int) -> None:
+    """Five brokers, a partition that wanders over them, brokers that stop in the middle and are back a moment later."""
+    dice = random.Random(seed)
+
+    async def main() -> None:
+        async with Moving(spare=2) as group:
+            stored: list[bytes] = []
+            moving = asyncio.Event()
+
+            async def write() -> None:
+                while not moving.is_set():
+                    value = b"%d" % len(stored)
+                    try:
+                        offset = await group.produce(value, producer_id=9, sequence=len(stored))
+                    except UnavailableError:
+                        continue  # it stops, or its outcome is not known: the same number again is stored once
+                    assert offset == len(stored)
+                    stored.append(payload_of(value))
+
+            writer = asyncio.create_task(write())
+            held = [1, 2, 3]
+            for _ in range(6):
+                wanted = dice.sample(range(1, 6), dice.choice((2, 3, 3, 4)))
+                await group.tell([*wanted, *(broker for broker in held if broker not in wanted)])
+                if dice.random() < 0.7:
+                    restarted = dice.randint(1, 5)
+                    await group.order(wanted)
+                    await group.stop(restarted)
+                    await group.start(restarted)
+                await group.until_done(wanted)
+                await group.tell(wanted)
+                held = wanted
+            count = len(stored)
+            while len(stored) < count + 5:  # noqa: ASYNC110  # it goes on
+                await asyncio.sleep(0.01)
+            moving.set()
+            await writer
+            for number in held:
+                await group.until(lambda number=number: _has(group, number, len(stored)))
+                assert await group.payloads(number) == stored
+            gone = [number for number in range(1, 6) if number not in held]
+            assert not any(group.disks[number].exists(DIRECTORY.format(number)) for number in gone)
 
     run(main())

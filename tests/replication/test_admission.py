@@ -32,6 +32,7 @@ def leading(
         membership_index=1,
         commit=COMMIT,
         now_ms=0,
+        settings=SimpleNamespace(election_ms=600),
         down=set(silent),
         leader=SimpleNamespace(progress=progress),
     )
@@ -59,6 +60,19 @@ def test_wanted_broker_learns_catches_up_and_votes() -> None:
     assert admission.next_step(leading((R1, R2, R3, R4))) == Membership((R1, R2, R4))
     assert not admission.is_done(leading((R1, R2, R3, R4)))
     assert admission.is_done(leading((R1, R2, R4)))
+
+
+def test_learner_votes_under_load_when_it_is_never_far_behind() -> None:
+    admission, raft = ordered(1, 2, 3, 4, newcomer=R4), leading(learners=(R4,))
+
+    def learner_is_at(match: int, commit: int, now_ms: int) -> bool:
+        raft.commit, raft.now_ms, raft.leader.progress[R4].match = commit, now_ms, match
+        return admission.next_step(raft) is not None
+
+    assert not learner_is_at(10, 100, 0)
+    assert not learner_is_at(100, 900, 700), "it took too long for what was there when it began"
+    assert not learner_is_at(899, 1200, 900)
+    assert learner_is_at(900, 1300, 1000)
 
 
 def test_next_step_waits_for_the_commit_of_the_one_before() -> None:
