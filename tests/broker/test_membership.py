@@ -48,6 +48,7 @@ class PlayedManager:
         self.gate.set()
         self.topics = [LOGS]
         self.transaction = 1
+        self.managers: list[str] = []
         self.port = 0
         self._server: Server | None = None
 
@@ -57,7 +58,7 @@ class PlayedManager:
         if self.error is not None:
             raise self.error
         if isinstance(request, JoinCluster):
-            return JoinReply("c", NODES, self.transaction), ()
+            return JoinReply("c", NODES, self.transaction, self.managers), ()
         if isinstance(request, GetMetadata):
             wanted = [topic for topic in self.topics if request.topics is None or topic.name in request.topics]
             return MetadataReply("c", NODES, wanted), ()
@@ -333,3 +334,72 @@ def test_a_members_file_that_cannot_be_read_is_named() -> None:
 
     run(main())
     assert msgspec.json.decode(msgspec.json.encode(Members("c", NODES)), type=Members) == Members("c", NODES)
+
+
+# -- several managers --------------------------------------------------------------------------------------------
+
+
+def test_a_broker_joins_by_whichever_manager_answers_and_goes_on_with_another() -> None:
+    async def main() -> None:
+        first, second = PlayedManager(), PlayedManager()
+        await first.start()
+        await second.start()
+        await first.stop()  # its port is known, nobody is there
+        disk = FaultyDisk(0)
+        bench = Bench(f"{first.address},{second.address}", disk)
+        try:
+            await bench.start()
+            assert second.asked[0] == JoinCluster(1, "127.0.0.1:1", 7, "")
+            await first.start()
+            await second.stop()
+            await until(lambda: any(isinstance(one, JoinCluster) for one in first.asked))
+            assert (await bench.ask(GetMetadata(["logs"]))).topics == [LOGS]
+        finally:
+            await bench.stop()
+            await first.stop()
+
+    run(main())
+
+
+def test_a_manager_that_cannot_answer_now_is_left_for_one_that_can() -> None:
+    """As one that is cut off from the others does."""
+
+    async def main() -> None:
+        cut_off, well = PlayedManager(), PlayedManager()
+        cut_off.error = UnavailableError("manager 1 is cut off from the other managers; ask another one")
+        await cut_off.start()
+        await well.start()
+        bench = Bench(f"{cut_off.address},{well.address}", FaultyDisk(0))
+        try:
+            await bench.start()
+            assert bench.member.joined.is_set()
+            assert (await bench.ask(GetMetadata(["logs"]))).topics == [LOGS]
+            assert len(cut_off.asked) == 1
+        finally:
+            await bench.stop()
+            await cut_off.stop()
+            await well.stop()
+
+    run(main())
+
+
+def test_managers_that_others_told_of_are_found_after_a_restart_though_the_first_is_gone() -> None:
+    async def main() -> None:
+        known, told = PlayedManager(), PlayedManager()
+        await known.start()
+        await told.start()
+        known.managers = [known.address, told.address]
+        disk = FaultyDisk(0)
+        bench = Bench(known.address, disk)
+        await bench.start()
+        await bench.stop()
+        await known.stop()
+        bench = Bench(known.address, disk)
+        try:
+            await bench.start()
+            assert any(isinstance(one, JoinCluster) for one in told.asked)
+        finally:
+            await bench.stop()
+            await told.stop()
+
+    run(main())
