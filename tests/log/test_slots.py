@@ -6,7 +6,7 @@ import errno
 import pytest
 
 from quiver.errors import CorruptLogError
-from quiver.log.slots import HardStateFile, TwoSlots
+from quiver.log.slots import HardStateFile, SyncMark, TwoSlots
 from quiver.testing.faulty_disk import FaultyDisk, SimulatedCrash
 from quiver.types import HardState
 
@@ -142,3 +142,34 @@ def test_failed_sync_of_the_hard_state_is_an_error_and_changes_nothing() -> None
     assert file.value == HardState(1, 1)
     disk.crash()
     assert HardStateFile(disk, "d").value in (HardState(1, 1), HardState(2, 2))
+
+
+def test_late_mark_is_written_when_it_is_asked_for_and_overtaken_by_any_other() -> None:
+    disk = FaultyDisk(0)
+    disk.make_directory("d")
+    mark = SyncMark(disk, "d/synced")
+    errors: list[OSError] = []
+    mark.raise_to(5)
+    mark.raise_later(9)
+    assert SyncMark(disk, "d/synced").values == (5, 0)
+    mark.catch_up(errors.append)
+    assert SyncMark(disk, "d/synced").values == (9, 0)
+    mark.raise_later(12)
+    mark.write(7, 0, sync=True)  # the log was cut meanwhile
+    mark.catch_up(errors.append)
+    assert SyncMark(disk, "d/synced").values == (7, 0) and not errors
+
+
+def test_late_mark_without_space_stays_lower_and_any_other_error_is_raised() -> None:
+    disk = FaultyDisk(0)
+    disk.make_directory("d")
+    mark = SyncMark(disk, "d/synced")
+    errors: list[OSError] = []
+    mark.raise_later(9)
+    disk.fail("pwrite", errno.ENOSPC)
+    mark.catch_up(errors.append)
+    assert SyncMark(disk, "d/synced").values == (0, 0) and not errors
+    mark.raise_later(9)
+    disk.fail("pwrite", errno.EIO)
+    mark.catch_up(errors.append)
+    assert [error.errno for error in errors] == [errno.EIO]

@@ -254,10 +254,10 @@ class Partition:
         if (error := self._replica.step()) is not None:
             self._disk_refused(error)
         self._commit()
+        self._log.mark.catch_up(self._log.stop)
         if self._is_finished():
             self._end()
-            return
-        if self._inbox and not self._must_wait():
+        elif self._inbox and not self._must_wait():
             self.turns.wake()
         due = self._log.checkpoint_due and not self._is_catching_up
         if due and self._checkpointing is None and self._log.failure is None:

@@ -6,13 +6,15 @@ Rule: nothing else in the log touches the operating system. Errors are OSError w
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 Buffer = bytes | bytearray | memoryview
 
+FULL_ERRNOS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 # Linux takes at most 1024 buffers in one call.
 _BUFFERS_MAX = 1024
 

@@ -12,13 +12,12 @@ import os
 from typing import NamedTuple
 
 from quiver.log.checkpoint import Checkpoint, encode_checkpoint
-from quiver.log.disk import Buffer, Disk, File, write_atomically
+from quiver.log.disk import FULL_ERRNOS, Buffer, Disk, File, write_atomically
 from quiver.log.segment import Segment, index_path
-from quiver.log.slots import TwoSlots
+from quiver.log.slots import SyncMark
 
-_FULL_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT))
 # A file system that cannot give room ahead takes the bytes without.
-_NO_ROOM_ERRNOS = _FULL_ERRNOS | {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+_NO_ROOM_ERRNOS = FULL_ERRNOS | {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 _ROOM_BYTES_MIN = 64 * 1024
 
 
@@ -47,11 +46,12 @@ class SegmentWrite:
 class FlushJob:
     disk: Disk
     directory: str
-    mark: TwoSlots
+    mark: SyncMark
     writes: list[SegmentWrite]
     start: LogEnd
     end: LogEnd
     room_bytes_max: int
+    marks_late: bool = False  # the mark is left to whoever answers first
 
     @property
     def only_appends(self) -> bool:
@@ -79,10 +79,12 @@ class FlushJob:
                     self.disk.sync_directory(self.directory)
                 if write.sealed_index is not None:
                     self._write_index(write)
-            # Not synced: a lower mark after a power cut is still true, and a SIGKILL keeps it.
-            self.mark.write(self.end.next_index, self.mark.values[1], sync=False)
+            if self.marks_late:
+                self.mark.raise_later(self.end.next_index)
+            else:
+                self.mark.raise_to(self.end.next_index)
         except OSError as error:
-            if error.errno not in _FULL_ERRNOS:
+            if error.errno not in FULL_ERRNOS:
                 raise
             self._undo(created)
             raise SpaceError(os.strerror(error.errno or errno.ENOSPC)) from error

@@ -63,7 +63,8 @@ class FlushPolicy:
         )
 
     def run(self, job: FlushJob) -> Exception | None:
-        """Runs it on the caller's thread and learns from how long that took."""
+        """Runs it on the caller's thread and learns from how long that took. The caller writes the mark."""
+        job.marks_late = True
         began_s = self._clock.monotonic_s()
         error = _outcome(job)
         ended_s = self._clock.monotonic_s()

@@ -11,7 +11,6 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
 
 from quiver.config import LogSettings
 from quiver.errors import DiskFullError, LogFailedError
@@ -24,8 +23,6 @@ from quiver.log.retention import expired_segments
 from quiver.log.segment import Segment, Span, index_path, read_chunk, scan_frames, segment_path
 from quiver.wire.frame import Entry, FrameHeader, encode_header, padding, stamp
 
-FIRST_INDEX: Final = 1
-
 
 class PartitionLog:
     def __init__(self, disk: Disk, directory: str, settings: LogSettings) -> None:
@@ -36,7 +33,7 @@ class PartitionLog:
         found = recover(disk, directory, settings)
         self.checkpoint: Checkpoint = found.checkpoint
         self._segments: list[Segment] = found.segments
-        self._mark = found.mark
+        self.mark = found.mark
         self.last_term = found.last_term
         self.cut_bytes = found.cut_bytes  # the torn tail that recovery removed
         self._pending: list[SegmentWrite] = []
@@ -157,7 +154,7 @@ class PartitionLog:
             return None
         writes, start, end = self._pending, self._pending_start, self._end()
         room_bytes_max = self._settings.room_bytes_max
-        self._job = FlushJob(self._disk, self._directory, self._mark, writes, start, end, room_bytes_max)
+        self._job = FlushJob(self._disk, self._directory, self.mark, writes, start, end, room_bytes_max)
         self._pending, self._pending_start = [], end
         return self._job
 
@@ -304,7 +301,7 @@ class PartitionLog:
     def _cut_files(self, keep: int, position: int, index: int) -> None:
         """Newest first, so that a crash in the middle leaves a shorter log and never one with a hole."""
         # Lowered first: a mark above the end would make the next recovery see damage.
-        self._mark.write(index, self._mark.values[1], sync=True)
+        self.mark.write(index, self.mark.values[1], sync=True)
         while len(self._segments) - 1 > keep:
             self._remove_files(self._segments.pop())
             self._disk.sync_directory(self._directory)
@@ -389,7 +386,7 @@ class PartitionLog:
             raise self.failure
         self.cuts += 1
         try:
-            install_files(self._disk, self._directory, self._mark, checkpoint)
+            install_files(self._disk, self._directory, self.mark, checkpoint)
         except OSError as error:
             raise self.stop(error) from error
         first, base_offset = checkpoint.start.index + 1, checkpoint.start.next_offset

@@ -17,7 +17,7 @@ from quiver.log.checkpoint import Checkpoint, encode_checkpoint, read_checkpoint
 from quiver.log.disk import Disk, File, write_atomically
 from quiver.log.index import SparseIndex
 from quiver.log.segment import SUFFIX, Segment, index_path, read_index, rebuild_index, scan_frames, segment_path
-from quiver.log.slots import TwoSlots
+from quiver.log.slots import SyncMark
 from quiver.wire.frame import HEADER_BYTES, FrameError, decode_header
 
 STATE_FILE: Final = "state"
@@ -28,7 +28,7 @@ _COPY_BYTES: Final = 1024 * 1024
 class Recovered(NamedTuple):
     checkpoint: Checkpoint
     segments: list[Segment]
-    mark: TwoSlots
+    mark: SyncMark
     last_term: int
     cut_bytes: int
 
@@ -41,7 +41,7 @@ def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
         if name.endswith(".tmp") or (name.endswith(".idx") and name.replace(".idx", SUFFIX) not in names):
             disk.remove(f"{directory}/{name}")
     firsts = sorted(int(name.removesuffix(SUFFIX)) for name in names if name.endswith(SUFFIX))
-    mark = TwoSlots(disk, f"{directory}/{MARK_FILE}")
+    mark = SyncMark(disk, f"{directory}/{MARK_FILE}")
     checkpoint = _checkpoint(disk, directory, firsts)
     if mark.values[1] != checkpoint.generation:
         firsts = _finish_install(disk, directory, mark, checkpoint)
@@ -211,7 +211,7 @@ def _term_before(checkpoint: Checkpoint) -> int:
     return checkpoint.start.term if checkpoint.catching_up else checkpoint.term
 
 
-def install_files(disk: Disk, directory: str, mark: TwoSlots, checkpoint: Checkpoint) -> None:
+def install_files(disk: Disk, directory: str, mark: SyncMark, checkpoint: Checkpoint) -> None:
     """Replaces the whole log by a snapshot. Whenever it is cut short, the log is the old one or the new one.
 
     The check-point names a generation that the sync mark does not have yet: as long as they differ, the segments are
@@ -225,7 +225,7 @@ def install_files(disk: Disk, directory: str, mark: TwoSlots, checkpoint: Checkp
     _finish_install(disk, directory, mark, checkpoint)
 
 
-def _finish_install(disk: Disk, directory: str, mark: TwoSlots, checkpoint: Checkpoint) -> list[int]:
+def _finish_install(disk: Disk, directory: str, mark: SyncMark, checkpoint: Checkpoint) -> list[int]:
     if not mark.found or mark.values[1] + 1 != checkpoint.generation:
         # Not a step of an installation: what the files are is not known, and they are not deleted on a guess.
         raise CorruptLogError.at(f"{directory}/{MARK_FILE}", 0, "the sync mark is of another log than the check-point")
