@@ -177,7 +177,8 @@ def test_a_partition_that_is_damaged_does_not_silence_the_others(tmp_path: Path)
         uid = next(row[3] for row in dump(sqlite_url(node.database))["partition_metadata"] if row[1] == bad)
         segments = sorted((node.directory / "data" / "broker-1" / "partitions" / uid).glob("*.seg"))
         raw = bytearray(segments[0].read_bytes())
-        raw[len(raw) // 2 : len(raw) // 2 + 200] = bytes(200)
+        middle = len(raw.rstrip(b"\0")) // 2  # behind its content there is room
+        raw[middle : middle + 200] = bytes(200)
         segments[0].write_bytes(raw)
         node.start()
         with Api(node.http) as api:
