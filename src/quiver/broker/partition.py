@@ -31,7 +31,7 @@ from quiver.errors import (
 )
 from quiver.log.checkpoint import Checkpoint
 from quiver.log.disk import Disk
-from quiver.log.flusher import FlushPolicy
+from quiver.log.flusher import FlushPolicy, write_checkpoint
 from quiver.log.partition_log import PartitionLog
 from quiver.log.replica import SoloReplica
 from quiver.replication.group import describe
@@ -382,15 +382,14 @@ class Partition:
         try:
             image = self._state.image()
             done = image if self.raft is None else self.raft.completed(image, self._state.trim_index)
-            job = self._log.begin_checkpoint(done)
-            await asyncio.get_running_loop().run_in_executor(self._writers, job.run)
-            self._log.finish_checkpoint(job)
+            await write_checkpoint(self._log, done, self._writers)
             self._trim()
         except OSError as error:
             # The log is whole without it; recovery only reads more. The next one is tried after more appends.
             logger.warning("checkpoint_failed partition=%s-%d error=%r", self.topic, self.number, str(error))
         finally:
             self._checkpointing = None
+            self.turns.wake()  # a snapshot may wait for it
 
     def _trim(self) -> None:
         if self.raft is None:

@@ -15,7 +15,9 @@ from concurrent.futures import Executor, Future
 from typing import Final
 
 from quiver.clock import Clock
+from quiver.log.checkpoint import Checkpoint
 from quiver.log.flush import FlushJob
+from quiver.log.partition_log import PartitionLog
 
 # Above this the disk takes so long that the hand-over to a thread no longer counts.
 INLINE_BYTES_MAX: Final = 1024 * 1024
@@ -132,3 +134,17 @@ def _outcome(job: FlushJob) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+async def write_checkpoint(log: PartitionLog, checkpoint: Checkpoint, executor: Executor) -> None:
+    """Makes `checkpoint` the one of this log, in a thread. Raises OSError: then the one before holds.
+
+    Meanwhile no snapshot may be installed: the thread would put the old log's check-point over it.
+    """
+    job = log.begin_checkpoint(checkpoint)
+    log.is_checkpointing = True
+    try:
+        await asyncio.get_running_loop().run_in_executor(executor, job.run)
+    finally:
+        log.is_checkpointing = False
+    log.finish_checkpoint(job)

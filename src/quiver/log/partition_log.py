@@ -42,6 +42,7 @@ class PartitionLog:
         self._synced_index = self.next_index
         self._roll_asked = False
         self._checkpoint_due_bytes = 0
+        self.is_checkpointing = False  # one is being written; see `write_checkpoint`
         self.cuts = 0  # how often entries at the end were removed from files: a reader may have met that
         self.failure: LogFailedError | None = None
 
@@ -380,8 +381,8 @@ class PartitionLog:
         self.checkpoint = job.checkpoint
 
     def install(self, checkpoint: Checkpoint) -> None:
-        """Forgets all entries and begins after `checkpoint.start`; blocking, and only while no flush is under way."""
-        assert self._job is None
+        """Forgets all entries and begins after `checkpoint.start`; blocking, and only while nothing is written."""
+        assert self._job is None and not self.is_checkpointing
         if self.failure is not None:
             raise self.failure
         self.cuts += 1

@@ -28,6 +28,7 @@ from quiver.errors import (
 )
 from quiver.log.checkpoint import Checkpoint
 from quiver.log.disk import Disk
+from quiver.log.flusher import write_checkpoint
 from quiver.log.partition_log import PartitionLog
 from quiver.manager.database import Database
 from quiver.manager.failpoint import pass_by
@@ -388,9 +389,7 @@ class MetadataQuorum:
                 return  # a snapshot came meanwhile
             found = Checkpoint(state.applied, term, 0, image)
             done = self.replica.completed(found, max(1, state.applied + 1 - _KEPT_MIN))
-            job = self._log.begin_checkpoint(done)
-            await loop.run_in_executor(self._writers, job.run)
-            self._log.finish_checkpoint(job)
+            await write_checkpoint(self._log, done, self._writers)
             self._log.trim_prefix(self._log.checkpoint.start.index + 1)
             self.replica.trimmed()
         except OSError as error:
@@ -398,3 +397,4 @@ class MetadataQuorum:
             logger.warning("metadata_checkpoint_failed error=%r", str(error))
         finally:
             self._checkpointing = None
+            self._wake.set()  # a snapshot may wait for it

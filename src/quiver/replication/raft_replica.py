@@ -298,6 +298,8 @@ class RaftReplica:
             work = todo.work[0]
             if isinstance(work, (Truncate, Install)) and not self._is_flushed():
                 return False
+            if isinstance(work, Install) and self._log.is_checkpointing:
+                return False  # the owner wakes us when it is written
             todo.work.pop(0)
             self._work.do(work, self.leader)
         self._sender.send_all(todo.messages)
