@@ -33,6 +33,9 @@ class Sizes:
     failover_rounds: int = 50
     idle_partitions: int = 1000
     idle_s: float = 20.0
+    metadata_topics: int = 10_000
+    metadata_consumers: int = 100_000
+    metadata_lists: int = 20
 
 
 QUICK = Sizes(
@@ -55,6 +58,9 @@ QUICK = Sizes(
     failover_rounds=3,
     idle_partitions=100,
     idle_s=5.0,
+    metadata_topics=500,
+    metadata_consumers=5000,
+    metadata_lists=5,
 )
 
 

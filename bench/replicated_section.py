@@ -44,9 +44,10 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class Cluster:
     """`quiver up --brokers 3` with its default settings."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, managers: int = 1) -> None:
         self._directory = directory
-        self._quiver("up", "--brokers", str(BROKERS), "--detach", "--port", "0", "--http-port", "0")
+        size = ("--brokers", str(BROKERS), *(("--managers", str(managers)) if managers > 1 else ()))
+        self._quiver("up", *size, "--detach", "--port", "0", "--http-port", "0")
 
     def _quiver(self, *words: str) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("QUIVER_")}
@@ -55,9 +56,15 @@ class Cluster:
         if done.returncode:
             raise RuntimeError(f"quiver {words[0]} failed: {done.stderr.strip()}")
 
+    def _content(self) -> dict[str, Any]:
+        return json.loads((self._directory / "cluster.json").read_text())
+
     def brokers(self) -> dict[int, dict[str, Any]]:
-        content = json.loads((self._directory / "cluster.json").read_text())
-        return {broker["id"]: broker for broker in content["brokers"]}
+        return {broker["id"]: broker for broker in self._content()["brokers"]}
+
+    @property
+    def primary_http(self) -> str:
+        return self._content()["http"][0]
 
     @property
     def servers(self) -> str:
@@ -69,8 +76,8 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster_of(bench: Bench, name: str) -> Iterator[Cluster]:
-    cluster = Cluster(bench.directory / name)
+def cluster_of(bench: Bench, name: str, managers: int = 1) -> Iterator[Cluster]:
+    cluster = Cluster(bench.directory / name, managers)
     try:
         yield cluster
     finally:

@@ -44,6 +44,14 @@ FAILOVER = "leader killed, to the next ack"
 IDLE_CPU = "1,000 idle partitions, processor"
 IDLE_RSS = "1,000 idle partitions, memory"
 IDLE_WAKE = "1,000 idle partitions, first record"
+CLASSIC_PRODUCE_3 = "classic produce, 100 B, 3 replicas"
+CLASSIC_CONSUME_3 = "classic consume, 100 B, 3 replicas"
+LIST_CLASSIC = "10,000 topics, GET /topics"
+LIST_V1 = "10,000 topics, GET /v1/topics"
+LIST_SDK = "10,000 topics, Admin.list_topics"
+RESTART_TOPICS = "10,000 topics, restart"
+LIST_CONSUMERS = "100,000 consumers, GET /health"
+RESTART_CONSUMERS = "100,000 consumers, restart"
 
 NOT_A_TERMINAL_WIDTH = 170
 
@@ -58,10 +66,11 @@ COLUMNS = {
     "p99_ms": ("p99 ms", "{:.3f}"),
     "rss_mb": ("memory MB", "{:.1f}"),
     "percent": ("CPU %", "{:.1f}"),
+    "seconds": ("s", "{:.2f}"),
 }
 
 
-_UNITS = {"rss_mb": "MB", "percent": "%", "p99_ms": "ms", "batches_per_s": "/s"}
+_UNITS = {"rss_mb": "MB", "seconds": "s", "percent": "%", "p99_ms": "ms", "batches_per_s": "/s"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,6 +122,30 @@ TARGETS = (
     Target("1,000 idle partitions: busiest broker", IDLE_CPU, "percent", 5, False),
     Target("1,000 idle partitions: largest broker", IDLE_RSS, "rss_mb", 200, False),
     Target("1,000 idle partitions: first record, later by", IDLE_WAKE, "p99_ms", 50, False),
+    Target(
+        "3 replicas: classic produce, of the reference's",
+        CLASSIC_PRODUCE_3,
+        "requests_per_s",
+        20,
+        True,
+        (REFERENCE, CLASSIC_PRODUCE_3),
+    ),
+    Target(
+        "3 replicas: classic consume, of the reference's",
+        CLASSIC_CONSUME_3,
+        "requests_per_s",
+        20,
+        True,
+        (REFERENCE, CLASSIC_CONSUME_3),
+    ),
+    Target("3 replicas: classic produce, p99", CLASSIC_PRODUCE_3, "p99_ms", 50, False),
+    Target("3 replicas: classic consume, p99", CLASSIC_CONSUME_3, "p99_ms", 50, False),
+    Target("10,000 topics: GET /topics", LIST_CLASSIC, "p99_ms", 200, False),
+    Target("10,000 topics: GET /v1/topics", LIST_V1, "p99_ms", 200, False),
+    Target("10,000 topics: list of the SDK", LIST_SDK, "p99_ms", 200, False),
+    Target("10,000 topics: restart", RESTART_TOPICS, "seconds", 10, False),
+    Target("100,000 consumers: GET /health", LIST_CONSUMERS, "p99_ms", 200, False),
+    Target("100,000 consumers: restart", RESTART_CONSUMERS, "seconds", 10, False),
 )
 
 

@@ -14,9 +14,10 @@ import floor
 import quiver_bench
 import redis_bench
 import report
-from http_section import http
+from http_section import http, http_replicated
 from machine import time_syncs
 from measure import KIB, MB, Case, Row, human_size, latency_row, make_values
+from metadata_section import metadata
 from plan import Bench
 from replicated_section import failover, idle, replicated
 from servers import Node
@@ -180,4 +181,6 @@ SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
     "replicated": replicated,
     "failover": failover,
     "idle": idle,
+    "http-replicated": http_replicated,
+    "metadata": metadata,
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import functools
 import hashlib
 import secrets
 from collections.abc import Sequence
@@ -374,4 +375,13 @@ def _place(manager: Manager) -> dict[str, Any]:
 
 
 def _time(us: int | None) -> str | None:
-    return None if us is None else datetime.datetime.fromtimestamp(us / 1e6, datetime.UTC).isoformat()
+    if us is None:
+        return None
+    second, rest = divmod(us, 1_000_000)
+    return f"{_second(second)}.{rest:06d}+00:00" if rest else f"{_second(second)}+00:00"
+
+
+@functools.lru_cache(maxsize=10_000)
+def _second(second: int) -> str:
+    """Kept, because a hundred thousand clients were seen in far fewer seconds."""
+    return datetime.datetime.fromtimestamp(second, datetime.UTC).replace(tzinfo=None).isoformat()

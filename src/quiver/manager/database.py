@@ -41,6 +41,7 @@ class Database:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.stored = 0  # the last transaction in the database
+        self.rebuilt = 0  # how often rows were made from a state: what is observed is not in them
 
     async def open(self, cluster_id: str, state: State, last_index: int) -> None:
         """`state` is what the log begins from, `last_index` is its last entry."""
@@ -112,6 +113,7 @@ class Database:
             if differs:
                 await self.run(self._become, copy_of(state), self._anew)
                 self._anew = False
+                self.rebuilt += 1
             else:
                 await self.run(self._store.apply, applied, msgspec.structs.replace(state.counters), changes)
         except BaseException:

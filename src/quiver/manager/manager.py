@@ -45,6 +45,7 @@ from quiver.manager.primary import Primary
 from quiver.manager.quorum import METADATA_UID, MetadataQuorum
 from quiver.manager.registry import Registry
 from quiver.manager.relay import as_reply, as_request
+from quiver.manager.sightings import SeenTimes
 from quiver.manager.standing import Standing
 from quiver.metadata.state import Broker
 from quiver.metadata.state import Manager as ManagerRow
@@ -137,7 +138,7 @@ class Manager:
             raise InvalidRequestError(f"the metadata database cannot be used: {reason}") from error
         self.cluster_id = identity.cluster_id
         self._registry = Registry(quorum, self._clock, self._silence_s)
-        self._registry.producers_seen, self._registry.consumers_seen = seen
+        self._registry.producers_seen, self._registry.consumers_seen = map(SeenTimes, seen)
         away_s = self._settings.broker_away_s
         self._moves = Moves(quorum, self._registry, self._clock, away_s, self._forget_broker)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from itertools import islice
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -25,6 +26,8 @@ logger = logging.getLogger("quiver.manager")
 
 # A call is over so long after it was seen; later nobody looks whether it moved a position.
 _CALL_US_MAX: Final = 30_000_000
+# So many consumers' positions are asked for in one heartbeat; who called lately comes first.
+_COUNTS_PER_HEARTBEAT: Final = 500
 # So many replicas a broker is asked about in one heartbeat, on average.
 _STATUSES_PER_HEARTBEAT: Final = 200
 
@@ -52,7 +55,13 @@ class Observer:
         self._polls: dict[int, asyncio.Task[None]] = {}
         self._poll_due_s: dict[int, float] = {}
         self._sizes: dict[int, int] = {}
-        self._read_counts: dict[int, int] = {}
+        # Consumers whose position is to be asked for: those that called lately, and those that were there before.
+        self._watched: dict[int, None] = {}
+        self._uncounted: dict[int, None] = {}
+        self._counts: dict[int, int] = {}  # messages read, not yet in the database
+        self._counted = 0  # the version of the consumers seen up to which they are watched
+        self._recorded = (0, 0)  # the versions of producers and consumers seen that the database has
+        self._rebuilt = -1  # which rows of the database these are in
 
     def start(self) -> None:
         self._reporter = asyncio.get_running_loop().create_task(self._report())
@@ -104,27 +113,49 @@ class Observer:
             logger.warning("report_failed error=%r", str(error))
 
     async def _record(self) -> None:
-        state, registry, standing = self._quorum.state, self._registry, self._standing
-        sizes, self._sizes = self._sizes, {}
+        """Only what is new; for a database that was made anew, everything."""
+        state, registry, standing, database = self._quorum.state, self._registry, self._standing, self._quorum.database
+        producers, consumers = registry.producers_seen, registry.consumers_seen
+        rebuilt, anew = database.rebuilt, database.rebuilt != self._rebuilt
+        if anew:
+            self._uncounted = dict.fromkeys(state.consumers)
         await self._count_read()
+        # Those who come while the database is behind have no row yet: what was seen of them is written again.
+        has_rows, versions = database.stored >= state.applied, (producers.version, consumers.version)
+        sizes, self._sizes, counts = self._sizes, {}, dict(self._counts)
         reports: dict[tuple[str, str], dict[int, Any]] = {
             ("partition_metadata", "size"): sizes,
             ("broker_metadata", "last_heartbeat"): dict(registry.brokers.seen),
             ("broker_metadata", "status"): {known: registry.broker_state(known) for known in state.brokers},
             ("manager_metadata", "last_heartbeat"): dict(standing.seen),
             ("manager_metadata", "status"): {known: standing.role_of(known) for known in state.managers},
-            ("producer_metadata", "last_seen"): dict(registry.producers_seen),
-            ("consumer_metadata", "last_seen"): dict(registry.consumers_seen),
-            ("consumer_metadata", "offset"): dict(self._read_counts),
+            ("producer_metadata", "last_seen"): dict(producers) if anew else producers.since(self._recorded[0]),
+            ("consumer_metadata", "last_seen"): dict(consumers) if anew else consumers.since(self._recorded[1]),
+            ("consumer_metadata", "offset"): counts,
         }
-        await self._quorum.database.run(self._store.record, reports)
+        await database.run(self._store.record, reports)
+        if has_rows:
+            self._recorded, self._rebuilt = versions, rebuilt
+            self._counts = {known: count for known, count in self._counts.items() if counts.get(known) != count}
 
     async def _count_read(self) -> None:
-        """Asks how far consumers got, those that called lately."""
-        consumers, since_us = self._quorum.state.consumers, self._clock.now_us() - _CALL_US_MAX
-        for consumer in list(consumers.values()):
-            seen_us = self._registry.consumers_seen.get(consumer.id, 0)
-            if consumer.id not in self._read_counts or seen_us >= since_us:
-                with contextlib.suppress(QuiverError):  # deleted meanwhile, or a partition is out of order
-                    self._read_counts[consumer.id] = await self._classic.messages_read(consumer)
-        self._read_counts = {known: count for known, count in self._read_counts.items() if known in consumers}
+        """Asks how far consumers got: those that called lately, and some of those that are not known of yet."""
+        consumers, seen = self._quorum.state.consumers, self._registry.consumers_seen
+        self._watched |= dict.fromkeys(seen.since(self._counted))
+        self._counted = seen.version
+        since_us = self._clock.now_us() - _CALL_US_MAX
+        asked = [
+            waiting for some in (self._watched, self._uncounted) for waiting in islice(some, _COUNTS_PER_HEARTBEAT)
+        ]
+        for known in asked:
+            self._watched.pop(known, None)
+            self._uncounted.pop(known, None)
+            consumer = consumers.get(known)
+            if consumer is None:
+                continue
+            if seen.get(known, 0) >= since_us:
+                self._watched[known] = None  # its call may not be over: again, after the others
+            try:
+                self._counts[known] = await self._classic.messages_read(consumer)
+            except QuiverError:  # deleted meanwhile, or a partition is out of order
+                self._uncounted[known] = None

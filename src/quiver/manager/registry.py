@@ -26,6 +26,7 @@ from quiver.errors import (
 from quiver.manager.brokers import Brokers
 from quiver.manager.links import LEADER_SEARCH_S, BrokerLink, LeaderLink
 from quiver.manager.quorum import MetadataQuorum
+from quiver.manager.sightings import SeenTimes
 from quiver.metadata import commands
 from quiver.metadata.state import Broker, Consumer, Producer, Topic, check_partition
 from quiver.types import PARTITIONS_MAX, check_topic_name
@@ -56,8 +57,8 @@ class Registry:
         # One change of topics at a time: a name is not given again before its old files are gone.
         self.changing = asyncio.Lock()
         self.brokers = Brokers(clock, silence_s)
-        self.producers_seen: dict[int, int] = {}
-        self.consumers_seen: dict[int, int] = {}
+        self.producers_seen = SeenTimes()
+        self.consumers_seen = SeenTimes()
         self.others: Others | None = None  # of a manager that is not alone
 
     async def refresh(self) -> None:
@@ -192,8 +193,8 @@ class Registry:
             topic: Topic = await self._quorum.propose(commands.DeleteTopic(name))
             await self.brokers.unhost(topic)
         state = self._quorum.state
-        self.producers_seen = {known: seen for known, seen in self.producers_seen.items() if known in state.producers}
-        self.consumers_seen = {known: seen for known, seen in self.consumers_seen.items() if known in state.consumers}
+        self.producers_seen.keep(state.producers)
+        self.consumers_seen.keep(state.consumers)
         return topic
 
     # -- who may do what -----------------------------------------------------------------------------------------
@@ -209,7 +210,7 @@ class Registry:
             async with self.changing:
                 producer = await self._propose_producer(topic, partition, create)
                 await self.brokers.host(self._quorum.state.topic(topic))
-        self.producers_seen[producer.id] = self._clock.now_us()
+        self.producers_seen.note(producer.id, self._clock.now_us())
         return producer
 
     async def _propose_producer(
@@ -225,13 +226,13 @@ class Registry:
         consumer: Consumer = await self._quorum.propose(
             commands.RegisterConsumer(topic, partition, self._clock.now_us())
         )
-        self.consumers_seen[consumer.id] = self._clock.now_us()
+        self.consumers_seen.note(consumer.id, self._clock.now_us())
         return consumer
 
     def note_seen(self, producers: Mapping[int, int], consumers: Mapping[int, int]) -> None:
         """Who called another manager, and when."""
-        for mine, theirs in ((self.producers_seen, producers), (self.consumers_seen, consumers)):
-            mine.update({known: seen for known, seen in theirs.items() if seen > mine.get(known, 0)})
+        self.producers_seen.merge(producers)
+        self.consumers_seen.merge(consumers)
 
     async def producer(self, producer_id: int, topic: str) -> Producer:
         if producer_id not in self._quorum.state.producers:
@@ -239,7 +240,7 @@ class Registry:
         producer = self._quorum.state.producers.get(producer_id)
         if producer is None or producer.topic != topic:
             raise RequestError(f"Producer {producer_id} is not registered to topic {topic}")
-        self.producers_seen[producer_id] = self._clock.now_us()
+        self.producers_seen.note(producer_id, self._clock.now_us())
         return producer
 
     async def consumer(self, consumer_id: int, topic: str | None) -> Consumer:
@@ -249,5 +250,5 @@ class Registry:
         if consumer is None or topic not in (None, consumer.topic):
             where = "" if topic is None else f" to topic {topic}"
             raise RequestError(f"Consumer {consumer_id} is not registered{where}")
-        self.consumers_seen[consumer_id] = self._clock.now_us()
+        self.consumers_seen.note(consumer_id, self._clock.now_us())
         return consumer

@@ -6,9 +6,49 @@ saw it, so they say nothing about what is new: that is kept here.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Mapping
 from typing import NamedTuple
 
 Times = dict[int, int]
+
+
+class SeenTimes(Times):
+    """When each was last seen, by id. `version` counts what was noted, so that asking for news costs as much as there
+    is news, however many are known."""
+
+    __slots__ = ("_order", "version")
+
+    def __init__(self, times: Mapping[int, int] | None = None) -> None:
+        super().__init__(times or {})
+        self.version = 0
+        self._order: dict[int, int] = {}  # the version of each that was noted, the latest last
+
+    def note(self, known: int, seen_us: int) -> None:
+        self.version += 1
+        self[known] = seen_us
+        self._order.pop(known, None)
+        self._order[known] = self.version
+
+    def merge(self, times: Mapping[int, int]) -> None:
+        """What others have seen: the latest counts."""
+        for known, seen_us in times.items():
+            if seen_us > self.get(known, 0):
+                self.note(known, seen_us)
+
+    def since(self, version: int) -> Times:
+        """What was noted after that version."""
+        found: Times = {}
+        for known in reversed(self._order):
+            if self._order[known] <= version:
+                break
+            found[known] = self[known]
+        return found
+
+    def keep(self, known: Container[int]) -> None:
+        """Forgets all others."""
+        for gone in [one for one in self if one not in known]:
+            del self[gone]
+            self._order.pop(gone, None)
 
 
 class Seen(NamedTuple):
@@ -37,12 +77,12 @@ class Sightings:
             if manager != by:
                 _merge(owed.news, seen)
 
-    def for_manager(self, manager: int, heard_us: int, now_us: int, everything: Seen) -> Seen:
+    def for_manager(self, manager: int, heard_us: int, now_us: int, everything: Callable[[], Seen]) -> Seen:
         """What to tell a manager now. `heard_us` is the last telling that it got; a new one is told everything."""
         owed = self._owed.get(manager)
         if owed is None:
             owed = self._owed[manager] = _Owed()
-            _merge(owed.news, everything)
+            _merge(owed.news, everything())
         elif owed.told_us != heard_us:
             _merge(owed.news, owed.told)
         owed.told, owed.told_us, owed.news = owed.news, now_us, Seen({}, {})

@@ -59,7 +59,7 @@ class Standing:
         self._fresh_s = clock.monotonic_s() if primary is None else -math.inf
         self._fresh_us = 0
         self._since_us = 0  # of what the primary has told
-        self._told_us = 0  # when the primary was last told whom we have seen
+        self._told = (0, 0)  # the versions of whom we have seen that the others were told of
         self._sightings = Sightings()
         self._sightings_term = 0
         self._index = 0  # the last transaction that the primary told of
@@ -151,6 +151,7 @@ class Standing:
 
     async def _beat_once(self, primary: Primary) -> None:
         sent_s, sent_us = self._clock.monotonic_s(), self._clock.now_us()
+        versions = self._versions()
         found = await primary.ask(self._message(), search_s=_BEAT_S, call_s=_BEAT_S)
         if found is None:
             index = await self._quorum.confirm()
@@ -159,26 +160,29 @@ class Standing:
             assert isinstance(reply, BeatReply)
             index = reply.index
             self._take(reply)
-            self._told_us = sent_us
+            self._told = versions
         self._index = max(self._index, index)
         await self._quorum.until_applied(index)
         self._fresh_s, self._fresh_us = max(self._fresh_s, sent_s), sent_us
 
     def _message(self) -> ManagerBeat:
-        me, seen = self._me, self._seen_since(self._told_us)
+        me, seen = self._me, self._seen_since(self._told)
         return ManagerBeat(
             *(me.id, me.address, me.http, me.replica_id, self._quorum.stored, self._since_us),
             seen.producers,
             seen.consumers,
         )
 
-    def _seen_since(self, since_us: int) -> Seen:
-        """By this manager's clock; of what it did not see itself, more than is new."""
-        registry = self._registry
-        return Seen(
-            {known: seen for known, seen in registry.producers_seen.items() if seen >= since_us},
-            {known: seen for known, seen in registry.consumers_seen.items() if seen >= since_us},
-        )
+    def _versions(self) -> tuple[int, int]:
+        return self._registry.producers_seen.version, self._registry.consumers_seen.version
+
+    def _seen_since(self, versions: tuple[int, int]) -> Seen:
+        """Also what others have told: they are told once too often rather than not at all."""
+        registry, (producers, consumers) = self._registry, versions
+        return Seen(registry.producers_seen.since(producers), registry.consumers_seen.since(consumers))
+
+    def _all_seen(self) -> Seen:
+        return Seen(dict(self._registry.producers_seen), dict(self._registry.consumers_seen))
 
     def _take(self, reply: BeatReply) -> None:
         self.seen |= reply.managers
@@ -210,7 +214,7 @@ class Standing:
         if self._sightings_term != self._quorum.term:
             self._sightings_term = self._quorum.term
             self._sightings.clear()
-        self._sightings.note(self._me.id, self._seen_since(self._told_us))
-        self._told_us = now_us
+        self._sightings.note(self._me.id, self._seen_since(self._told))
+        self._told = self._versions()
         self._sightings.note(beat.manager_id, Seen(beat.producers, beat.consumers))
-        return self._sightings.for_manager(beat.manager_id, beat.since_us, now_us, self._seen_since(0))
+        return self._sightings.for_manager(beat.manager_id, beat.since_us, now_us, self._all_seen)

@@ -124,7 +124,7 @@ class Counters(msgspec.Struct):
 
 
 class State:
-    __slots__ = ("applied", "brokers", "consumers", "counters", "managers", "producers", "removed", "topics")
+    __slots__ = ("_leads", "applied", "brokers", "consumers", "counters", "managers", "producers", "removed", "topics")
 
     def __init__(self) -> None:
         self.applied = 0  # the id of the last transaction in here
@@ -135,6 +135,7 @@ class State:
         self.brokers: dict[int, Broker] = {}
         self.managers: dict[int, Manager] = {}
         self.removed: dict[int, Broker] = {}  # they do not come back with the disk they had
+        self._leads: dict[int, int] | None = None  # what each broker leads, of all topics; None: to be counted
 
     def apply(self, command: Command) -> Applied:
         match command:
@@ -209,18 +210,28 @@ class State:
         return self._put(msgspec.structs.replace(topic, partitions=topic.partitions + new))
 
     def _put(self, topic: Topic) -> Applied:
-        self.topics[topic.name] = topic
+        self._replace_topic(topic.name, topic)
         return Applied(topic, [Put(topic)])
+
+    def _replace_topic(self, name: str, topic: Topic | None) -> None:
+        """Every change of topics is made here, so that leaders need not be counted anew for each new topic."""
+        old = self.topics.get(name)
+        if self._leads is not None:
+            _count_leaders(self._leads, old, -1)
+            _count_leaders(self._leads, topic, 1)
+        if topic is None:
+            del self.topics[name]
+        else:
+            self.topics[name] = topic
 
     def _new_partitions(
         self, topic: str, first: int, uids: list[str], factor: int, here: list[int], epoch: int = 0
     ) -> tuple[Partition, ...]:
-        load: dict[int, int] = {}
-        for other in self.topics.values():
-            for partition in other.partitions:
-                for leader in partition.replicas[:1]:
-                    load[leader] = load.get(leader, 0) + 1
-        places = plan_placement(self._candidates(factor, here), load, len(uids), factor)
+        if self._leads is None:
+            self._leads = {}
+            for other in self.topics.values():
+                _count_leaders(self._leads, other, 1)
+        places = plan_placement(self._candidates(factor, here), self._leads, len(uids), factor)
         first_id = self.counters.partition
         self.counters.partition += len(uids)
         return tuple(
@@ -256,7 +267,7 @@ class State:
             of_topic = changed.setdefault(partition.topic, list(self.topics[partition.topic].partitions))
             of_topic[partition.number] = partition
         for name, partitions in changed.items():
-            self.topics[name] = msgspec.structs.replace(self.topics[name], partitions=tuple(partitions))
+            self._replace_topic(name, msgspec.structs.replace(self.topics[name], partitions=tuple(partitions)))
         topics = [self.topics[name] for name in changed]
         return Applied(topics, [Put(topic) for topic in topics])
 
@@ -274,7 +285,7 @@ class State:
 
     def _delete_topic(self, command: DeleteTopic) -> Applied:
         topic = self.topic(command.name)
-        del self.topics[topic.name]
+        self._replace_topic(topic.name, None)
         changes: list[Put | Remove] = [Remove(topic)]
         for registered in (self.producers, self.consumers):
             for gone in [entity for entity in registered.values() if entity.topic == topic.name]:
@@ -324,6 +335,12 @@ class State:
 def replica_id(broker_id: int, disk_id: int) -> int:
     """Names a replica in its group. A broker with another disk has forgotten what it promised and is another one."""
     return broker_id << 32 | disk_id
+
+
+def _count_leaders(leads: dict[int, int], topic: Topic | None, step: int) -> None:
+    for partition in topic.partitions if topic is not None else ():
+        for leader in partition.replicas[:1]:
+            leads[leader] = leads.get(leader, 0) + step
 
 
 def _placed(old: Partition, replicas: tuple[int, ...]) -> Partition:

@@ -19,6 +19,7 @@ from quiver.metadata.state import (
     Broker,
     Consumer,
     Counters,
+    Entity,
     Manager,
     Partition,
     Producer,
@@ -98,6 +99,9 @@ NUMBERS: Final = sa.Table(
 )
 _APPLIED: Final = "applied_transaction"
 _CLUSTER: Final = "cluster"  # the number of the cluster whose rows these are; 0 in a database of an earlier version
+
+# In one question: databases take a limited number of values in a statement.
+_NAMES_MAX: Final = 500
 
 _KEY_OF: Final[Mapping[type, tuple[sa.Table, str, str]]] = {
     Broker: (BROKERS, "broker_id", "id"),
@@ -204,12 +208,19 @@ class Store:
 
     def apply(self, applied: int, counters: Counters, changes: Iterable[Put | Remove]) -> None:
         """Makes the rows those of transaction `applied`, all or nothing."""
+        last = {
+            (type(change.entity), getattr(change.entity, _KEY_OF[type(change.entity)][2])): change for change in changes
+        }
         with self._engine.begin() as connection:
-            for change in changes:
-                sizes = self._sizes(connection, change.entity) if isinstance(change.entity, Topic) else {}
-                self._remove(connection, change.entity)
-                if isinstance(change, Put):
-                    self._insert(connection, change.entity, sizes)
+            rows = self._rows([change.entity for change in last.values() if isinstance(change, Put)], connection)
+            for kind, (table, column, attribute) in _KEY_OF.items():
+                gone = [{"_key": getattr(change.entity, attribute)} for (of, _), change in last.items() if of is kind]
+                self._delete(connection, table.c[column], gone)
+                if kind is Topic:
+                    self._delete(connection, PARTITIONS.c.topic_name, gone)
+            for table, new in rows.items():
+                if new:
+                    connection.execute(sa.insert(table), new)
             numbers = {_APPLIED: applied, _CLUSTER: self.cluster}
             numbers |= {name: getattr(counters, name) for name in counters.__struct_fields__}
             connection.execute(sa.delete(NUMBERS))
@@ -239,42 +250,48 @@ class Store:
                     with self._engine.begin() as connection:
                         connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {definition}"))
 
-    def _remove(self, connection: sa.Connection, entity: Any) -> None:
-        table, column, attribute = _KEY_OF[type(entity)]
-        connection.execute(sa.delete(table).where(table.c[column] == getattr(entity, attribute)))
-        if isinstance(entity, Topic):
-            connection.execute(sa.delete(PARTITIONS).where(PARTITIONS.c.topic_name == entity.name))
+    @staticmethod
+    def _delete(connection: sa.Connection, column: sa.ColumnElement[Any], keys: list[dict[str, Any]]) -> None:
+        if keys:
+            connection.execute(sa.delete(column.table).where(column == sa.bindparam("_key")), keys)
 
-    def _sizes(self, connection: sa.Connection, topic: Topic) -> dict[int, int]:
-        """What was observed of its partitions, which a change of the topic leaves as it is."""
-        query = sa.select(PARTITIONS.c.id, PARTITIONS.c.size).where(PARTITIONS.c.topic_name == topic.name)
-        return {row.id: row.size for row in connection.execute(query)}
+    def _rows(self, entities: list[Entity], connection: sa.Connection) -> dict[sa.Table, list[dict[str, Any]]]:
+        """The rows of these entities, by table."""
+        rows: dict[sa.Table, list[dict[str, Any]]] = {table: [] for table in _tables.sorted_tables}
+        sizes = self._sizes(connection, [entity.name for entity in entities if isinstance(entity, Topic)])
+        for entity in entities:
+            rows[_KEY_OF[type(entity)][0]].append(_row(entity))
+            if isinstance(entity, Topic):
+                rows[PARTITIONS] += [_partition_row(part, sizes.get(part.id, 0)) for part in entity.partitions]
+        return rows
 
-    def _insert(self, connection: sa.Connection, entity: Any, sizes: Mapping[int, int]) -> None:
-        match entity:
-            case Broker():
-                row: dict[str, Any] = {"broker_id": entity.id, "endpoint": entity.endpoint, "phase": entity.phase}
-                row |= {"disk_id": entity.disk_id, "status": REMOVED if entity.phase == REMOVED else "active"}
-                connection.execute(sa.insert(BROKERS).values(row))
-            case Topic():
-                row = {
-                    "topic_name": entity.name,
-                    "partitions": len(entity.partitions),
-                    "replication_factor": entity.replication_factor,
-                    "created_at": entity.created_us,
-                }
-                connection.execute(sa.insert(TOPICS).values(row))
-                rows = [_partition_row(part, sizes.get(part.id, 0)) for part in entity.partitions]
-                connection.execute(sa.insert(PARTITIONS), rows)
-            case Manager():
-                row = {"manager_id": entity.id, "endpoint": entity.address, "http": entity.http, "status": "active"}
-                connection.execute(sa.insert(MANAGERS).values(row | {"replica_id": entity.replica_id}))
-            case Producer():
-                row = {"producer_id": entity.id, "topic_name": entity.topic, "partition_id": entity.partition}
-                connection.execute(sa.insert(PRODUCERS).values(row))
-            case Consumer():
-                row = {"consumer_id": entity.id, "topic_name": entity.topic, "partition_id": entity.partition}
-                connection.execute(sa.insert(CONSUMERS).values(row | {"offset": 0}))
+    def _sizes(self, connection: sa.Connection, topics: list[str]) -> dict[int, int]:
+        """What was observed of their partitions, which a change of a topic leaves as it is."""
+        found: dict[int, int] = {}
+        for first in range(0, len(topics), _NAMES_MAX):
+            names = PARTITIONS.c.topic_name.in_(topics[first : first + _NAMES_MAX])
+            query = sa.select(PARTITIONS.c.id, PARTITIONS.c.size).where(names)
+            found |= {row.id: row.size for row in connection.execute(query)}
+        return found
+
+
+def _row(entity: Entity) -> dict[str, Any]:
+    match entity:
+        case Broker():
+            status = REMOVED if entity.phase == REMOVED else "active"
+            row: dict[str, Any] = {"broker_id": entity.id, "endpoint": entity.endpoint, "phase": entity.phase}
+            return row | {"disk_id": entity.disk_id, "status": status}
+        case Topic():
+            row = {"topic_name": entity.name, "partitions": len(entity.partitions)}
+            return row | {"replication_factor": entity.replication_factor, "created_at": entity.created_us}
+        case Manager():
+            row = {"manager_id": entity.id, "endpoint": entity.address, "http": entity.http, "status": "active"}
+            return row | {"replica_id": entity.replica_id}
+        case Producer():
+            return {"producer_id": entity.id, "topic_name": entity.topic, "partition_id": entity.partition}
+        case Consumer():
+            row = {"consumer_id": entity.id, "topic_name": entity.topic, "partition_id": entity.partition}
+            return row | {"offset": 0}
 
 
 def _partition_row(partition: Partition, size: int) -> dict[str, Any]:
