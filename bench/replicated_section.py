@@ -107,18 +107,22 @@ def replicated(bench: Bench) -> list[Row]:
 
 
 def _latency(bench: Bench, servers: str, floor_port: int) -> list[Row]:
-    bench.progress.section("replicated: latency", LATENCY_TURNS * 2)
+    bench.progress.section("replicated: latency", LATENCY_TURNS * 3)
     quiver_s: list[float] = []
+    aio_s: list[float] = []
     floor_s: list[float] = []
     rounds = bench.sizes.latency_rounds // LATENCY_TURNS
     with quiver_bench.fresh_topic(servers) as topic:
         for _ in range(LATENCY_TURNS):
             bench.progress.step("Quiver")
             quiver_s += quiver_bench.round_trips(servers, topic, bytes(100), rounds)
+            bench.progress.step("Quiver, asyncio")
+            aio_s += quiver_bench.round_trips_aio(servers, topic, bytes(100), rounds)
             bench.progress.step("floor")
             floor_s += floor.round_trips(floor_port, 100, rounds)
     return [
         latency_row("replicated", report.QUIVER, report.ONE_IN_FLIGHT_3, quiver_s, "send(...).result()"),
+        latency_row("replicated", report.QUIVER, report.ONE_IN_FLIGHT_3_AIO, aio_s, "await (await send(...))"),
         latency_row("replicated", report.FLOOR, report.ONE_IN_FLIGHT_3, floor_s),
     ]
 

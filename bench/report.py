@@ -40,6 +40,7 @@ GROWTH_POLL_ARROW = "growth while poll_arrow reads"
 BATCHES_128_KIB_3 = "128 KiB batches, 3 replicas"
 SMALL_BATCHES = "100 B batches, 3 replicas"
 ONE_IN_FLIGHT_3 = "one in flight, 3 replicas"
+ONE_IN_FLIGHT_3_AIO = "one in flight, 3 replicas, asyncio"
 FAILOVER = "leader killed, to the next ack"
 IDLE_CPU = "1,000 idle partitions, processor"
 IDLE_RSS = "1,000 idle partitions, memory"
@@ -116,7 +117,8 @@ TARGETS = (
     Target(
         "3 replicas: 128 KiB batches, of floor", BATCHES_128_KIB_3, "mb_per_s", 0.5, True, (FLOOR, BATCHES_128_KIB_3)
     ),
-    Target("3 replicas: one in flight, p50, of floor", ONE_IN_FLIGHT_3, "p50_ms", 2, False, (FLOOR, ONE_IN_FLIGHT_3)),
+    Target("3 replicas: one in flight (threads), p50", ONE_IN_FLIGHT_3, "p50_ms", 2, False, (FLOOR, ONE_IN_FLIGHT_3)),
+    Target("3 replicas: one in flight (asyncio), p50", ONE_IN_FLIGHT_3_AIO, "p50_ms", 2, False, (FLOOR, ONE_IN_FLIGHT_3)),
     Target("3 replicas: small batches", SMALL_BATCHES, "batches_per_s", 8000, True),
     Target("failover, p99", FAILOVER, "p99_ms", 2000, False),
     Target("1,000 idle partitions: busiest broker", IDLE_CPU, "percent", 5, False),
