@@ -118,7 +118,7 @@ TARGETS = (
         "3 replicas: 128 KiB batches, of floor", BATCHES_128_KIB_3, "mb_per_s", 0.5, True, (FLOOR, BATCHES_128_KIB_3)
     ),
     Target("3 replicas: one in flight (threads), p50", ONE_IN_FLIGHT_3, "p50_ms", 2, False, (FLOOR, ONE_IN_FLIGHT_3)),
-    Target("3 replicas: one in flight (asyncio), p50", ONE_IN_FLIGHT_3_AIO, "p50_ms", 2, False, (FLOOR, ONE_IN_FLIGHT_3)),
+    Target("3 replicas: one in flight (aio), p50", ONE_IN_FLIGHT_3_AIO, "p50_ms", 2, False, (FLOOR, ONE_IN_FLIGHT_3)),
     Target("3 replicas: small batches", SMALL_BATCHES, "batches_per_s", 8000, True),
     Target("failover, p99", FAILOVER, "p99_ms", 2000, False),
     Target("1,000 idle partitions: busiest broker", IDLE_CPU, "percent", 5, False),
