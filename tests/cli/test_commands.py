@@ -25,6 +25,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("topic", "delete"),
     ("produce",),
     ("consume",),
+    ("nginx-config",),
 ]
 WITH_TOPIC = [("topic", "create"), ("topic", "describe"), ("topic", "delete"), ("produce",), ("consume",)]
 

@@ -427,13 +427,14 @@ def test_message_that_was_never_sent_keeps_no_other_waiting(node: Node, proxy: H
     """Nobody was there to take it: the next message may take its number at once."""
     with MyProducer(node.http, timeout=0.2) as producer:
         producer.RegisterProducer(topic)
-        port = producer._link._port
+        (server,) = producer._link._servers.values()
+        port = server.port
         producer.close()
-        producer._link._port = free_port()
+        server.port = free_port()
         with pytest.raises(MyProducerError, match="does not answer") as error:
             producer.Enqueue(topic, "nobody heard this")
         assert "may or may not" not in error.value.message
-        producer._link._port = port
+        server.port = port
         producer.Enqueue(topic, "first")
     assert stored(node, topic) == ["first"]
 

@@ -1,5 +1,9 @@
 """The classic clients: MyProducer and MyConsumer, over HTTP, with the method names of the classic API.
 
+They need the address of one manager, or of several, and find the others: what changes something goes to the primary,
+what reads to the secondaries in turn. A manager that dies costs a retry at another. An address that is not a manager's
+own, as that of nginx before them, is kept to.
+
 Rule: a retry never stores a message twice and never skips one. A producer numbers its messages for each partition, so
 that the server knows a repetition; a consumer says which offset it saw last, so that a reply that got lost comes again.
 Both decide themselves which partition a call is for: numbers and offsets count for each partition alone.
@@ -10,6 +14,7 @@ from __future__ import annotations
 import re
 import threading
 import uuid
+from collections.abc import Sequence
 from types import TracebackType
 from typing import ClassVar, Final, Self
 
@@ -52,7 +57,7 @@ class Message(str):
 class _Client:
     _error: ClassVar[type[QuiverError]]
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str | Sequence[str], timeout: float) -> None:
         self._link = HttpLink(url, timeout)
         self._lock = threading.Lock()
 
@@ -115,7 +120,7 @@ class _ProducerRegistration:
 class MyProducer(_Client):
     """Sends messages over HTTP. Safe to share between threads.
 
-        producer = MyProducer("http://127.0.0.1:8002")
+        producer = MyProducer("http://127.0.0.1:8002")  # of any manager; a list of several is fine
         producer.RegisterProducer("logs")          # creates the topic when it is missing
         producer.Enqueue("logs", "hello")          # -> RecordMetadata(topic='logs', partition=0, offset=0)
 
@@ -132,7 +137,11 @@ class MyProducer(_Client):
     _error = MyProducerError
 
     def __init__(
-        self, url: str = URL_DEFAULT, client: str | None = None, *, timeout: float = TIMEOUT_S_DEFAULT
+        self,
+        url: str | Sequence[str] = URL_DEFAULT,
+        client: str | None = None,
+        *,
+        timeout: float = TIMEOUT_S_DEFAULT,
     ) -> None:
         super().__init__(url, timeout)
         if client is not None and (not isinstance(client, str) or not client):
@@ -285,7 +294,7 @@ class MyConsumer(_Client):
 
     _error = MyConsumerError
 
-    def __init__(self, url: str = URL_DEFAULT, *, timeout: float = TIMEOUT_S_DEFAULT) -> None:
+    def __init__(self, url: str | Sequence[str] = URL_DEFAULT, *, timeout: float = TIMEOUT_S_DEFAULT) -> None:
         super().__init__(url, timeout)
         self._registrations: dict[str, _ConsumerRegistration] = {}
 
