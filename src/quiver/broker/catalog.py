@@ -9,46 +9,16 @@ from __future__ import annotations
 import logging
 import secrets
 import uuid
-from typing import Final
 
 import msgspec
 
+from quiver.broker.catalog_file import CatalogFile, CatalogTopic, Content
 from quiver.errors import CorruptLogError, InvalidRequestError, TopicExistsError, UnknownTopicError
-from quiver.log.disk import Disk, write_atomically
+from quiver.log.disk import Disk
 from quiver.replication.group import broker_of, replica_id
 from quiver.wire.messages import HostTopic
 
 logger = logging.getLogger("quiver.broker")
-
-_FILE: Final = "catalog.json"
-
-
-class CatalogTopic(msgspec.Struct, frozen=True):
-    """`voters` are the replicas of each partition as a manager last said; `replicas` says which replica of it is ours.
-
-    Both are empty on a node that is a cluster of its own: it has every partition, and nobody else has. `founders` are
-    the voters that a replica of ours began with, where others were told since: its log begins with them.
-    """
-
-    name: str
-    partitions: list[str]  # the uid of each partition, by number
-    voters: list[list[int]] = []
-    replicas: dict[str, int] = {}
-    founders: dict[str, list[int]] = {}
-    epochs: list[int] = []  # of what was last said of each partition
-
-    def hosted(self) -> list[int]:
-        """The partitions that this broker has."""
-        return [n for n, uid in enumerate(self.partitions) if not self.voters or uid in self.replicas]
-
-    def founders_of(self, number: int) -> list[int]:
-        return self.founders.get(self.partitions[number], self.voters[number])
-
-
-class _Content(msgspec.Struct):
-    cluster_id: str
-    topics: dict[str, CatalogTopic]
-    disk_id: int = 0
 
 
 def _new_disk_id() -> int:
@@ -58,21 +28,18 @@ def _new_disk_id() -> int:
 class Catalog:
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
-        self._path = f"{directory}/{_FILE}"
+        self._file = CatalogFile(disk, directory)
         self._partitions = f"{directory}/partitions"
         disk.make_directory(self._partitions)
-        if disk.exists(self._path):
-            file = disk.open(self._path)
-            try:
-                self._content = msgspec.json.decode(file.pread(file.size(), 0), type=_Content)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise CorruptLogError.at(self._path, 0, f"the catalog cannot be read: {error}") from error
+        if self._file.exists:
+            self._content = self._file.load()
         elif disk.list(self._partitions):
             # The catalog is written before the first of them. Without it they would all be taken for left-overs.
-            raise CorruptLogError.at(self._path, 0, "the catalog is missing, but there are partitions")
+            raise CorruptLogError.at(self._file.path, 0, "the catalog is missing, but there are partitions")
         else:
-            self._content = _Content(uuid.uuid4().hex, {}, _new_disk_id())
-            self._save(self._content.topics)
+            self._content = Content(uuid.uuid4().hex, {}, _new_disk_id())
+            self._file.write(self._content)
+        self._used = {uid for topic in self.topics.values() for uid in topic.partitions}
 
     @property
     def cluster_id(self) -> str:
@@ -86,8 +53,9 @@ class Catalog:
     def adopt_cluster(self, cluster_id: str) -> None:
         """From now on this broker belongs to that cluster."""
         if cluster_id != self._content.cluster_id:
-            self._content.cluster_id = cluster_id
-            self._save(self.topics)
+            content = msgspec.structs.replace(self._content, cluster_id=cluster_id)
+            self._file.write(content)
+            self._content = content
 
     @property
     def topics(self) -> dict[str, CatalogTopic]:
@@ -104,8 +72,7 @@ class Catalog:
         return CatalogTopic(name, uids, voters, self._new_replicas(broker, uids, voters))
 
     def _check_unused(self, name: str, uids: list[str]) -> None:
-        used = {uid for topic in self.topics.values() for uid in topic.partitions}
-        if len(set(uids)) < len(uids) or not used.isdisjoint(uids):
+        if len(set(uids)) < len(uids) or not self._used.isdisjoint(uids):
             # Two owners would destroy each other's log.
             raise InvalidRequestError(f"topic {name} cannot use the directories of other partitions")
 
@@ -147,19 +114,19 @@ class Catalog:
     def renew_replica(self, topic: CatalogTopic, uid: str, broker: int) -> CatalogTopic:
         """The directory of that partition is lost: what comes in its place is another replica."""
         renewed = msgspec.structs.replace(topic, replicas={**topic.replicas, uid: replica_id(broker, _new_disk_id())})
-        self._save({**self.topics, topic.name: renewed})
+        self._save(topic.name, renewed)
         return renewed
 
     def add(self, topic: CatalogTopic) -> None:
         """Its directories are there already."""
         self._disk.sync_directory(self._partitions)
-        self._save({**self.topics, topic.name: topic})
+        self._save(topic.name, topic)
 
     def remove(self, name: str) -> None:
         """Its directories are left-overs from now on."""
         if name not in self.topics:
             raise UnknownTopicError(f"topic {name} does not exist")
-        self._save({other: kept for other, kept in self.topics.items() if other != name})
+        self._save(name, None)
 
     def directory_of(self, uid: str) -> str:
         return f"{self._partitions}/{uid}"
@@ -176,7 +143,16 @@ class Catalog:
                 else:
                     logger.info("leftover_removed uid=%s", uid)
 
-    def _save(self, topics: dict[str, CatalogTopic]) -> None:
-        content = _Content(self._content.cluster_id, topics, self._content.disk_id)
-        write_atomically(self._disk, self._path, msgspec.json.format(msgspec.json.encode(content), indent=1))
+    def _save(self, name: str, topic: CatalogTopic | None) -> None:
+        """Whoever goes over the topics meanwhile goes over those that were there."""
+        topics = dict(self.topics)
+        old = topics.get(name)
+        if topic is None:
+            del topics[name]
+        else:
+            topics[name] = topic
+        content = msgspec.structs.replace(self._content, topics=topics)
+        self._file.change(name, topic, content)
         self._content = content
+        self._used.difference_update(old.partitions if old is not None else ())
+        self._used.update(topic.partitions if topic is not None else ())

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from quiver.broker.catalog import Catalog, CatalogTopic
+from quiver.broker.catalog import Catalog
+from quiver.broker.catalog_file import CatalogTopic
 from quiver.broker.partition import Partition
 from quiver.clock import Clock
 from quiver.config import BrokerSettings
