@@ -16,11 +16,12 @@ from quiver.manager import quorum as quorum_module
 from quiver.manager.classic_routes import CLASSIC_ROUTES
 from quiver.manager.relay import is_for_primary
 from quiver.manager.v1_routes import ROUTES
+from quiver.metadata.image import encode_state
 from quiver.metadata.store import sqlite_url
 from quiver.wire.messages import CreateTopic, DeleteTopic, GetMetadata, MetadataReply
 from quiver.wire.quorum_messages import ForPrimary
 from tests.manager.kit import until
-from tests.manager.quorum_kit import Managers, managers, retried
+from tests.manager.quorum_kit import QUICK, Managers, managers, retried
 from tests.metadata.kit import consume, create, dump, image, produce
 
 
@@ -292,6 +293,34 @@ def test_a_manager_that_is_cut_off_says_so(tmp_path: Path) -> None:
 
 
 # -- far behind --------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_that_is_longer_than_a_message_may_be_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = dataclasses.replace(quorum_module.LOG_SETTINGS, segment_bytes_max=4096, checkpoint_bytes=8192)
+    monkeypatch.setattr(quorum_module, "LOG_SETTINGS", small)
+    monkeypatch.setattr(quorum_module, "_KEPT_MIN", 10)
+    limit = 10_000
+    raft = dataclasses.replace(QUICK["raft"], append_bytes_max=2000)
+    net = dataclasses.replace(QUICK["net"], frame_bytes_max=limit)
+
+    async def main() -> None:
+        async with managers(tmp_path, raft=raft, net=net) as cluster:
+            primary = await cluster.until_led()
+            behind = cluster.secondaries[0]
+            await cluster.stop(behind)
+            quorum = cluster.quorum(primary)
+            for first in range(0, 300, 20):
+                await asyncio.gather(*(quorum.propose(create(f"topic-{first + n}", 3)) for n in range(20)))
+            await until(lambda: quorum._log.first_index > 200)
+            assert len(encode_state(quorum.state)) > limit
+            await cluster.start(behind)
+            await cluster.until_equal()
+            assert image(cluster.quorum(behind).state) == image(quorum.state)
+            assert cluster.quorum(behind)._log.first_index > 200
+
+    asyncio.run(main())
 
 
 def test_a_manager_far_behind_gets_a_snapshot_and_so_does_its_database(

@@ -78,12 +78,19 @@ class HeartbeatReply(Message, frozen=True, tag="heartbeat_reply"):
 
 
 class Snapshot(Message, frozen=True, tag="snapshot"):
-    """The receiver lacks entries the leader no longer has: it begins anew after `index`, with `body`."""
+    """The receiver lacks entries the leader no longer has: it begins anew after `index`, with `body`.
+
+    The driver may send it in `parts`, of which this is number `part`, with a checksum of the whole body; the core sees
+    whole ones.
+    """
 
     index: int
     index_term: int
     membership: Membership = Membership()
     body: Any = None
+    part: int = 0
+    parts: int = 1
+    checksum: int = 0
 
 
 class TimeoutNow(Message, frozen=True, tag="timeout_now"):

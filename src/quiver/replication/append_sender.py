@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -24,9 +24,14 @@ from quiver.raft import AnyMessage, Append, Snapshot
 from quiver.raft.messages import AppendReply, Repair, RepairReply
 from quiver.replication.frame_cache import Buffer, FrameCache
 from quiver.replication.group import broker_of, decode_membership
+from quiver.replication.snapshot_parts import SnapshotParts, cut
 from quiver.wire.frame import FrameError, FrameHeader, Kind, walk_frames
 
 logger = logging.getLogger("quiver.replication")
+
+# A link that is full, or gone, is tried again after so long, and so often.
+_LINK_FULL_S: Final = 0.05
+_PART_TRIES_MAX: Final = 100
 
 
 class Transport(Protocol):
@@ -58,8 +63,12 @@ class AppendSender:
         readers: Executor,
         transport: Transport,
         on_damage: Callable[[CorruptLogError], None],
+        part_bytes: int,
     ) -> None:
+        """`part_bytes`: a snapshot that is longer travels in parts of this size."""
         self._uid = uid
+        self._part_bytes = part_bytes
+        self._installing: dict[int, asyncio.Task[None]] = {}  # the snapshot on its way to each peer
         self._log = log
         self._disk = disk
         self._readers = readers
@@ -98,8 +107,7 @@ class AppendSender:
             else:
                 self._put(message, frames)
         elif isinstance(message, Snapshot):
-            start = LogStart(message.index, message.index_term, self._log.base_offset)
-            self._put(message, [encode_checkpoint(self._log.checkpoint._replace(start=start))])
+            self._send_snapshot(message)
         else:
             self._put(message)
 
@@ -113,8 +121,34 @@ class AppendSender:
         else:
             self._put(reply)
 
-    def _put(self, message: AnyMessage, frames: Sequence[Buffer] = ()) -> None:
-        self._transport.send(broker_of(message.to), self._uid, message, frames)
+    def _send_snapshot(self, message: Snapshot) -> None:
+        to = message.to
+        if to in self._installing:
+            return  # one is on its way, and slower than the core thought
+        start = LogStart(message.index, message.index_term, self._log.base_offset)
+        body = encode_checkpoint(self._log.checkpoint._replace(start=start))
+        parts = cut(message, body, self._part_bytes)
+        if len(parts) == 1:
+            self._put(message, [body])
+            return
+        task = self._installing[to] = self._in_background(self._send_parts(parts))
+        task.add_done_callback(lambda _: self._installing.pop(to))
+
+    async def _send_parts(self, parts: list[tuple[Snapshot, memoryview]]) -> None:
+        """As fast as the link takes them. One that takes nothing for long is left; the core begins again."""
+        for message, piece in parts:
+            for _ in range(_PART_TRIES_MAX):
+                if self._put(message, [piece]):
+                    break
+                await asyncio.sleep(_LINK_FULL_S)
+            else:
+                logger.warning("snapshot_not_sent uid=%s to=%d part=%d", self._uid, message.to, message.part)
+                return
+            self._transport.flush()
+            await asyncio.sleep(0)  # what else is to be sent goes in between
+
+    def _put(self, message: AnyMessage, frames: Sequence[Buffer] = ()) -> bool:
+        return self._transport.send(broker_of(message.to), self._uid, message, frames)
 
     def _send_in_turn(self, message: Append, frames: Sequence[Buffer] | None) -> None:
         """Appends to one peer leave in their order, also when some must be read first: it would refuse what comes too
@@ -163,15 +197,16 @@ class AppendSender:
         await asyncio.gather(*self._reading, return_exceptions=True)
 
 
-def with_body(message: AnyMessage, frames: memoryview, uid: str) -> AnyMessage | None:
-    """A message with what travelled with it. None for frames that are not whole: the sender will send them again."""
+def with_body(message: AnyMessage, frames: memoryview, uid: str, parts: SnapshotParts) -> AnyMessage | None:
+    """A message with what travelled with it. None for frames that are not whole, which the sender will send again, and
+    for a snapshot of which more is to come."""
     if isinstance(message, Append) and message.last > message.prev_index:
         try:
             return with_entries(message, frames)
         except (FrameError, ValueError) as error:
             logger.warning("append_refused uid=%s sender=%d error=%r", uid, message.sender, str(error))
             return None
-    return msgspec.structs.replace(message, body=frames) if isinstance(message, Snapshot) else message
+    return parts.add(message, frames) if isinstance(message, Snapshot) else message
 
 
 def with_entries(message: Append, frames: memoryview) -> Append:

@@ -28,6 +28,7 @@ from quiver.replication.append_sender import AppendSender, with_body
 from quiver.replication.group import LogView, broker_of, encode, summarise
 from quiver.replication.log_work import LogWork
 from quiver.replication.seat import Owner, RaftSetup
+from quiver.replication.snapshot_parts import SnapshotParts
 from quiver.replication.waiting import refuse, settle
 from quiver.wire.frame import Entry, FrameHeader, Kind
 
@@ -59,7 +60,8 @@ class RaftReplica:
         self._wake = wake
         self._owner = owner
         self._transport = transport
-        self._sender = AppendSender(seat.uid, log, disk, readers, transport, self._damaged)
+        self._sender = AppendSender(seat.uid, log, disk, readers, transport, self._damaged, settings.append_bytes_max)
+        self._parts = SnapshotParts()
         self._work = LogWork(seat.uid, log, self._sender.cache, clock, owner, self._damaged)
         self._flusher = Flusher(writers, policy, wake)
         self._hard_state = HardStateFile(disk, directory)
@@ -168,7 +170,7 @@ class RaftReplica:
         """A message of a peer. Frames that are not whole are not for us: the sender will send them again."""
         if isinstance(message, Repair):
             self._sender.answer_repair(message, self.raft.commit)
-        elif (whole := with_body(message, frames, self._seat.uid)) is not None:
+        elif (whole := with_body(message, frames, self._seat.uid, self._parts)) is not None:
             self._inputs.append(whole)
             self._wake()
 
