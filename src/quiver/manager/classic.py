@@ -5,59 +5,41 @@ Rule: the contract's names, texts and meanings, to the letter. A call that fails
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import functools
 import hashlib
 import secrets
-from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
 
 from quiver.clock import Clock
 from quiver.errors import (
-    ConflictError,
     InvalidRequestError,
     MessageTooLargeError,
-    OffsetOutOfRangeError,
     OutOfOrderSequenceError,
     RequestError,
     UnavailableError,
 )
+from quiver.manager.consuming import Consuming
 from quiver.manager.joiner import Joiner
 from quiver.manager.moves import Moves
 from quiver.manager.params import Params
 from quiver.manager.quorum import MetadataQuorum
-from quiver.manager.reader import RecordReader
 from quiver.manager.registry import REPLICATION_FACTOR_DEFAULT, Registry
 from quiver.manager.standing import Standing
 from quiver.metadata.state import Consumer, Manager, Producer, Topic
-from quiver.wire.messages import (
-    CommitPosition,
-    CountClient,
-    CountReply,
-    GetPosition,
-    Position,
-    PositionReply,
-)
+from quiver.wire.messages import CountClient, CountReply
 from quiver.wire.partitioning import partition_of_key
 
 TOPIC: Final = ("topic", "topic_name", "name")
 PARTITION: Final = ("partition_id", "partition")
 CLIENT: Final = ("prod_client", "prod_name")
 CLIENT_NAME_MAX: Final = 255
-_POSITION_TRIES_MAX: Final = 100
 
 
 def client_number(name: str) -> int:
     """The producer id that stands for a client name: 62 bits of its hash, never 0."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") % (2**62 - 1) + 1
-
-
-def consumer_name(consumer_id: int) -> str:
-    """A registered consumer is a group of one with a number for a name."""
-    return f"#{consumer_id}"
 
 
 class ClassicApi:
@@ -78,10 +60,8 @@ class ClassicApi:
         self._standing = standing
         # A new one at each start: what an earlier gateway numbered is not known any more. The v1 API uses it too.
         self.joiner = Joiner(registry.link_of, clock, secrets.randbelow(2**62) + 1)
-        self._reader = RecordReader(registry.link_of)
+        self._consuming = Consuming(registry.link_of)
         self._next_produce: dict[str, int] = {}
-        self._next_consume: dict[int, int] = {}
-        self._consuming: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -107,7 +87,7 @@ class ClassicApi:
         return {"partitions": _numbers(await self._registry.known_topic(params.text(*TOPIC)))}
 
     async def delete_topic(self, name: str) -> None:
-        self._reader.forget(await self._registry.delete_topic(name))
+        self._consuming.forget(await self._registry.delete_topic(name))
 
     # -- registration --------------------------------------------------------------------------------------------
 
@@ -194,95 +174,24 @@ class ClassicApi:
         after = params.optional_integer("after")
         if after is not None and not -1 <= after < 2**62:
             raise InvalidRequestError("after is an offset, or -1")
-        partitions = self._partitions_of(consumer, topic, params.optional_integer(*PARTITION))
-        if after is not None and len(partitions) > 1:
-            # Of which one it is the offset cannot be told; a guess would lose or repeat messages of the others.
-            raise InvalidRequestError("after needs partition_id: it is an offset of one partition")
-        lock = self._consuming.get(consumer.id)
-        if lock is None:
-            lock = self._consuming[consumer.id] = asyncio.Lock()
-        async with lock:
-            turn = self._next_consume.get(consumer.id, 0)
-            for step in range(len(partitions)):
-                number = partitions[(turn + step) % len(partitions)]
-                found = await self._take(consumer, topic, number, after)
-                if found is not None:
-                    self._next_consume[consumer.id] = turn + step + 1
-                    offset, value = found
-                    text = (value or b"").decode("utf-8", "replace")
-                    return {"message": text, "offset": offset, "partition_id": number}
-        raise RequestError(f"No new message is published to {topic.name}")
-
-    async def _take(
-        self, consumer: Consumer, topic: Topic, partition: int, after: int | None
-    ) -> tuple[int, bytes | None] | None:
-        """The next record of one partition, with the position moved past it on disk; None at the end."""
-        for _ in range(_POSITION_TRIES_MAX):
-            known = await self._position(consumer, topic.name, partition)
-            position = max(known.offset or 0, known.start_offset)
-            offset = position
-            if after is not None and after + 1 < position:
-                # An earlier reply was lost: the same message again, the position stays.
-                offset = max(after + 1, known.start_offset)
-            if offset >= known.high_watermark:
-                return None
-            value = await self._reader.value_at(topic, partition, offset)
-            if offset < position:
-                return offset, value
-            expected = -1 if known.offset is None else known.offset
-            moved = Position(consumer_name(consumer.id), offset + 1, False, expected)
-            try:
-                link = self._registry.link_of(topic.name, partition)
-                await link.call(CommitPosition(topic.name, partition, moved))
-            except ConflictError:
-                continue  # another manager served this consumer meanwhile
-            return offset, value
-        raise ConflictError(f"the position of consumer {consumer.id} keeps moving", current=None)
-
-    async def _position(self, consumer: Consumer, topic: str, partition: int) -> PositionReply:
-        request = GetPosition(topic, partition, consumer_name(consumer.id))
-        reply, _ = await self._registry.link_of(topic, partition).call(request)
-        assert isinstance(reply, PositionReply)
-        return reply
-
-    def _partitions_of(self, consumer: Consumer, topic: Topic, asked: int | None) -> Sequence[int]:
-        if asked is not None and not 0 <= asked < len(topic.partitions):
-            raise RequestError(f"Partition {asked} does not exist in topic {topic.name}")
-        if consumer.partition is not None:
-            if asked not in (None, consumer.partition):
-                raise RequestError(f"Consumer {consumer.id} is registered to partition {consumer.partition} only")
-            return (consumer.partition,)
-        return range(len(topic.partitions)) if asked is None else (asked,)
+        found = await self._consuming.take(consumer, topic, params.optional_integer(*PARTITION), after)
+        text = (found.value or b"").decode("utf-8", "replace")
+        return {"message": text, "offset": found.offset, "partition_id": found.partition}
 
     async def size(self, params: Params) -> dict[str, Any]:
         topic = await self._registry.topic(params.text(*TOPIC))
         consumer = await self._registry.consumer(params.integer("consumer_id"), topic.name)
-        partitions = self._partitions_of(consumer, topic, params.optional_integer(*PARTITION))
-        replies = await asyncio.gather(*(self._position(consumer, topic.name, number) for number in partitions))
-        return {"size": sum(r.high_watermark - max(r.offset or 0, r.start_offset) for r in replies)}
+        return {"size": await self._consuming.size(consumer, topic, params.optional_integer(*PARTITION))}
 
     async def messages_read(self, consumer: Consumer) -> int:
         """Over all its partitions."""
-        topic = await self._registry.topic(consumer.topic)
-        partitions = self._partitions_of(consumer, topic, None)
-        return sum([(await self._position(consumer, topic.name, number)).offset or 0 for number in partitions])
+        return await self._consuming.messages_read(consumer, await self._registry.topic(consumer.topic))
 
     async def set_offset(self, params: Params) -> dict[str, Any]:
         consumer = await self._registry.consumer(params.integer("consumer_id"), params.optional_text(*TOPIC))
         offset = params.integer("offset")
         topic = await self._registry.topic(consumer.topic)
-        partitions = self._partitions_of(consumer, topic, params.optional_integer(*PARTITION))
-        replies = [await self._position(consumer, topic.name, number) for number in partitions]
-        for number, reply in zip(partitions, replies, strict=True):
-            # All are judged before one is moved: a failure changes nothing.
-            if not -1 <= offset < reply.high_watermark:
-                raise OffsetOutOfRangeError(
-                    f"Offset {offset} is out of range for partition {number} of topic {topic.name}: "
-                    f"it may be -1 to {reply.high_watermark - 1}"
-                )
-        for number in partitions:
-            moved = Position(consumer_name(consumer.id), offset + 1, True)
-            await self._registry.link_of(topic.name, number).call(CommitPosition(topic.name, number, moved))
+        await self._consuming.set_offset(consumer, topic, params.optional_integer(*PARTITION), offset)
         return {"message": f"Offset set to {offset}", "offset": offset}
 
     # -- the cluster ---------------------------------------------------------------------------------------------

@@ -35,13 +35,20 @@ class RecordReader:
     async def value_at(self, topic: Topic, partition: int, offset: int) -> bytes | None:
         """The value of a committed record. Raises what the broker says when there is none."""
         uid = topic.partitions[partition].uid
-        for run in self._runs.get(uid, ()):
-            if run.base_offset <= offset < run.base_offset + len(run.values):
-                self._runs.move_to_end(uid)
-                return run.values[offset - run.base_offset]
+        found = self.kept(uid, offset)
+        if found:
+            return found[0]
         run = await self._fetch(topic.name, partition, offset)
         self._keep(uid, run)
         return run.values[offset - run.base_offset]
+
+    def kept(self, uid: str, offset: int) -> tuple[bytes | None, ...]:
+        """The value if it is here; otherwise nothing."""
+        for run in self._runs.get(uid, ()):
+            if run.base_offset <= offset < run.base_offset + len(run.values):
+                self._runs.move_to_end(uid)
+                return (run.values[offset - run.base_offset],)
+        return ()
 
     def forget(self, topic: Topic) -> None:
         """The topic is gone: what is kept of it only takes room."""
