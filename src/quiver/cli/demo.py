@@ -1,8 +1,8 @@
-"""`make demo`: the whole way of a log line, with a kill -9 in the middle, and the proof that nothing is missing.
+"""`make demo`: a cluster that loses two nodes, then the whole way of a log line; at the end nothing is missing.
 
-Five producers, three by the SDK and two by plain HTTP, send log lines to an embedded node. Spark parses and counts them
-as they come; lines that do not parse go to a topic of their own; all is archived to Parquet. The node is killed and
-comes back. At the end the counts are those of what was sent.
+First `demo_r33` on three brokers and three managers. Then five producers, three by the SDK and two by plain HTTP, send
+log lines to an embedded node. Spark parses and counts them as they come; lines that do not parse go to a topic of their
+own; all is archived to Parquet. The node is killed and comes back. At the end the counts are those of what was sent.
 
 Rule: everything is real and in a temporary directory; nothing is left running. Only the chart stays.
 """
@@ -32,6 +32,7 @@ from quiver import Admin, Consumer, Producer
 from quiver.classic import MyProducer
 from quiver.cli.cluster import down
 from quiver.cli.cluster_file import Cluster, read_cluster
+from quiver.cli.demo_r33 import R33
 from quiver.cli.launch import make_plan, start_detached
 from quiver.errors import QuiverError
 
@@ -48,6 +49,7 @@ _RESTART_TIMEOUT_S: Final = 30.0
 _DRAIN_TIMEOUT_S: Final = 120.0
 
 console = Console(stderr=True)
+_COLUMNS: Final = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
 Key = tuple[str, str, str]  # window, level, producer
 
@@ -263,12 +265,26 @@ def draw(counts: dict[Key, int], path: Path) -> None:
     pyplot.close(figure)
 
 
-def main(
-    lines: Annotated[int, typer.Option(min=3_000, help="Log lines to send by the SDK.")] = 300_000,
-    chart: Annotated[Path, typer.Option(help="Where to draw the chart.")] = Path("quiver-demo.png"),
-) -> None:
-    """Send log lines through an embedded node into Spark, kill the node with -9 in the middle, check the counts."""
-    began = time.perf_counter()
+def run_cluster(lines: int) -> bool:
+    """Three brokers and three managers, and what `demo_r33` does to them."""
+    with tempfile.TemporaryDirectory(prefix="quiver-demo-") as directory:
+        flags = {"data_dir": directory, "port": 0}
+        start_detached(make_plan(flags, restart=True, config=None, brokers=3, managers=3), console.print)
+        try:
+            cluster = read_cluster(Path(directory))
+            assert cluster is not None
+            console.print(f"three brokers at {', '.join(broker.address for broker in cluster.brokers)}")
+            console.print(f"three managers at {', '.join(cluster.http)}")
+            with Progress(*_COLUMNS, console=console) as progress:
+                r33 = R33(Path(directory), cluster, lines, progress)
+                r33.run()
+            return r33.show()
+        finally:
+            down(directory)
+
+
+def run_spark(lines: int, chart: Path) -> bool:
+    """An embedded node, and the log analytics on Spark."""
     with tempfile.TemporaryDirectory(prefix="quiver-demo-") as directory:
         data_dir = Path(directory)
         start_detached(make_plan({"data_dir": directory, "port": 0}, restart=True, config=None), console.print)
@@ -276,13 +292,24 @@ def main(
             cluster = read_cluster(data_dir)
             assert cluster is not None
             console.print(f"embedded node at {cluster.servers[0]} and {cluster.http[0]}")
-            columns = (TextColumn("{task.description:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            with Progress(*columns, console=console) as progress:
+            with Progress(*_COLUMNS, console=console) as progress:
                 found = Demo(data_dir, cluster, lines, progress).run()
-            right = show(*found)
             draw(found[1], chart)
+            return show(*found)
         finally:
             down(directory)
+
+
+def main(
+    lines: Annotated[int, typer.Option(min=3_000, help="Log lines to send to Spark by the SDK.")] = 240_000,
+    cluster_lines: Annotated[int, typer.Option(min=400, help="Lines of an SDK producer in the cluster.")] = 10_000,
+    chart: Annotated[Path, typer.Option(help="Where to draw the chart.")] = Path("quiver-demo.png"),
+) -> None:
+    """Kill a broker and the primary manager of a cluster under load, then a node before Spark; check what arrived."""
+    began = time.perf_counter()
+    right = run_cluster(cluster_lines)
+    console.print(f"{time.perf_counter() - began:.0f} s so far")
+    right = run_spark(lines, chart) and right
     console.print(f"chart in {chart}; {time.perf_counter() - began:.0f} s in all")
     if not right:
         console.print("[red]what was found is not what was sent[/]")
