@@ -1,8 +1,8 @@
 """Reads the source and holds it to the import table, to a graph without cycles, and to the size limits.
 
 The same table stands in ARCHITECTURE.md. A room is a package under src/quiver; three names are not:
-`shared` is types, errors, config and clock; `face` is what users import: quiver, quiver.aio and quiver.classic;
-`metadata.store` is the one module of metadata that may do I/O.
+`shared` is types, errors, config, clock and topic_settings; `face` is what users import: quiver, quiver.aio and
+quiver.classic; `metadata.store` is the one module of metadata that may do I/O.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ ROOM_OF_MODULE = {
     "errors": "shared",
     "config": "shared",
     "clock": "shared",
+    "topic_settings": "shared",
     "metadata.store": "metadata.store",
     "__main__": "cli",
 }

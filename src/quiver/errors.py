@@ -11,6 +11,7 @@
     │   ├── MessageTooLargeError      over the message or batch limit
     │   ├── OffsetOutOfRangeError     the offset is not in the log; says the valid range
     │   ├── ConflictError             the position moved meanwhile; says where it is
+    │   ├── NoConsumersError          the topic takes no messages while nobody reads it
     │   ├── NoCommittedPositionError  the group has no position and the start policy forbids guessing
     │   ├── InvalidBatchError         the batch does not match its checksum, count or format
     │   ├── OutOfOrderSequenceError   a gap in a producer's sequence
@@ -109,6 +110,10 @@ class OffsetOutOfRangeError(RequestError):
 
 class ConflictError(RequestError):
     """`facts` has current."""
+
+
+class NoConsumersError(RequestError):
+    pass
 
 
 class NoCommittedPositionError(RequestError):

@@ -65,8 +65,12 @@ class PartitionInfo(msgspec.Struct, frozen=True):
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
+    """`settings` has what was set for the topic (docs/settings.md); all else is as the brokers have it."""
+
     name: str
     partitions: tuple[PartitionInfo, ...]
+    settings: dict[str, bool | int | str] = {}
+    replication_factor: int = 0  # how many replicas are wanted; 0: not known
 
 
 class NodeInfo(msgspec.Struct, frozen=True):

@@ -12,7 +12,8 @@ import pytest
 from quiver.errors import ConflictError, InvalidRequestError, NotLeaderError, QuiverError, UnavailableError
 from quiver.raft import Membership
 from quiver.replication.group import broker_of
-from quiver.wire.messages import HostTopic, ReplicasReply, SetReplicas
+from quiver.wire.admin_messages import ReplicasReply, SetReplicas
+from quiver.wire.messages import HostTopic
 from tests.broker.group_kit import UID, Group, payload_of
 from tests.broker.server_kit import run
 

@@ -203,9 +203,9 @@ def test_old_batch_is_known_and_found_in_the_log() -> None:
             for sequence in range(0, 60, 2):
                 await partition.produce(batch(sequence, producer=9))
             assert await partition.produce(batch(4, producer=9)) == ProduceReply(OFFSET_UNKNOWN, duplicate=True)
-            assert await partition.find_batch(9, 0, 4) == 4
-            assert await partition.find_batch(9, 0, 5) == OFFSET_UNKNOWN
-            assert await partition.find_batch(8, 0, 4) == OFFSET_UNKNOWN
+            assert await partition.reader.find_batch(9, 0, 4) == 4
+            assert await partition.reader.find_batch(9, 0, 5) == OFFSET_UNKNOWN
+            assert await partition.reader.find_batch(8, 0, 4) == OFFSET_UNKNOWN
             assert partition.high_watermark == 60
 
     simulate(main())

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from quiver.errors import InvalidRequestError, ProtocolError
 from quiver.types import PARTITIONS_MAX
+from quiver.wire.admin_messages import AddPartitions, GetMoves, Rebalance, RemoveBroker, SetReplicas
 from quiver.wire.messages import (
     CONSUMER_NAME_MAX,
     HELLO_BYTES_MAX,
@@ -18,14 +19,12 @@ from quiver.wire.messages import (
     OFFSET_EARLIEST,
     REPLY_TO,
     REQUESTS,
-    AddPartitions,
     CommitPosition,
     CountClient,
     CreateTopic,
     DeleteTopic,
     Fetch,
     GetMetadata,
-    GetMoves,
     GetPosition,
     GetStatus,
     Hello,
@@ -38,9 +37,6 @@ from quiver.wire.messages import (
     Ping,
     Position,
     Produce,
-    Rebalance,
-    RemoveBroker,
-    SetReplicas,
     decode_request,
     encode,
 )

@@ -16,7 +16,7 @@ from quiver.broker.catalog_file import CatalogFile, CatalogTopic, Content
 from quiver.errors import CorruptLogError, InvalidRequestError, TopicExistsError, UnknownTopicError
 from quiver.log.disk import Disk
 from quiver.replication.group import broker_of, replica_id
-from quiver.wire.messages import HostTopic
+from quiver.wire.messages import CreateTopic, HostTopic
 
 logger = logging.getLogger("quiver.broker")
 
@@ -61,15 +61,18 @@ class Catalog:
     def topics(self) -> dict[str, CatalogTopic]:
         return self._content.topics
 
-    def new_topic(
-        self, name: str, partitions: int, uids: list[str], voters: list[list[int]], broker: int
-    ) -> CatalogTopic:
+    def new_topic(self, asked: CreateTopic | HostTopic, broker: int) -> CatalogTopic:
         """A topic with the given directories' names, or fresh ones; it does not exist before `add`."""
+        name, voters = asked.name, asked.voters
         if name in self.topics:
             raise TopicExistsError(f"topic {name} already exists")
-        self._check_unused(name, uids)
-        uids = uids or [uuid.uuid4().hex for _ in range(partitions)]
-        return CatalogTopic(name, uids, voters, self._new_replicas(broker, uids, voters))
+        self._check_unused(name, asked.uids)
+        if isinstance(asked, HostTopic):
+            uids, epochs, revision = asked.uids, asked.epochs, asked.revision
+        else:
+            uids, epochs, revision = asked.uids or [uuid.uuid4().hex for _ in range(asked.partitions)], [], 0
+        replicas = self._new_replicas(broker, uids, voters)
+        return CatalogTopic(name, uids, voters, replicas, {}, epochs, asked.settings, revision)
 
     def _check_unused(self, name: str, uids: list[str]) -> None:
         if len(set(uids)) < len(uids) or not self._used.isdisjoint(uids):
@@ -99,7 +102,8 @@ class Catalog:
             else:
                 replicas |= self._new_replicas(broker, [uid], [told])
             voters[number], epochs[number] = told, asked.epochs[number]
-        return CatalogTopic(topic.name, asked.uids, voters, replicas, founders, epochs)
+        newer = asked if asked.revision > topic.revision else topic
+        return CatalogTopic(topic.name, asked.uids, voters, replicas, founders, epochs, newer.settings, newer.revision)
 
     def _new_replicas(self, broker: int, uids: list[str], voters: list[list[int]]) -> dict[str, int]:
         """Of the partitions that name this broker: its founder, or a newcomer under a new id, because this disk may

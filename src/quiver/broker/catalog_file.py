@@ -38,6 +38,8 @@ class CatalogTopic(msgspec.Struct, frozen=True):
     replicas: dict[str, int] = {}
     founders: dict[str, list[int]] = {}
     epochs: list[int] = []  # of what was last said of each partition
+    settings: dict[str, bool | int | str] = {}  # what was set for the topic ...
+    revision: int = 0  # ... and which time that was
 
     def hosted(self) -> list[int]:
         """The partitions that this broker has."""

@@ -6,17 +6,17 @@ Rule: one change of topics at a time, and a change that has begun is finished, w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final
 
-import msgspec
-
 from quiver.broker.catalog import Catalog
 from quiver.broker.catalog_file import CatalogTopic
-from quiver.broker.partition import Partition
+from quiver.broker.consumers import Consumers, ConsumersOf
+from quiver.broker.partition import HAND_OVER_S, Partition
 from quiver.clock import Clock
 from quiver.config import BrokerSettings
 from quiver.errors import (
@@ -25,6 +25,7 @@ from quiver.errors import (
     LogFailedError,
     NotLeaderError,
     QuiverError,
+    ShuttingDownError,
     UnknownPartitionError,
     UnknownTopicError,
 )
@@ -35,6 +36,7 @@ from quiver.net.peers import Peers
 from quiver.raft import AnyMessage
 from quiver.replication.repair import Repairer, UnrepairableError
 from quiver.replication.seat import RaftSetup, Seat
+from quiver.topic_settings import CONSUMED, TopicRules, rules_of
 from quiver.types import check_topic_name
 from quiver.wire.messages import CreateTopic, HostTopic
 
@@ -55,8 +57,10 @@ class Hosting:
         writers: Executor,
         readers: Executor,
         peers: Peers | None,
+        consumers_of: ConsumersOf,
     ) -> None:
         self._settings = settings
+        self._consumers_of = consumers_of
         self._disk = disk
         self._clock = clock
         self._writers = writers
@@ -91,7 +95,7 @@ class Hosting:
 
     async def stop(self) -> None:
         async with self._lock:  # a topic that is being made or deleted is finished first
-            await asyncio.gather(*(partition.hand_over() for partition in self.usable()))
+            await asyncio.gather(*map(_hand_over, self.usable()))
             await asyncio.gather(*(partition.stop() for partition in self.usable()))
         for task in self._tasks:
             task.cancel()
@@ -100,7 +104,8 @@ class Hosting:
     def _open(self, topic: CatalogTopic, number: int) -> Partition:
         uid = topic.partitions[number]
         directory = self.catalog.directory_of(uid)
-        log = PartitionLog(self._disk, directory, self._settings.log)
+        rules = self._rules_of(topic)
+        log = PartitionLog(self._disk, directory, rules.log)
         if log.cut_bytes:
             logger.info("torn_tail_cut partition=%s-%d bytes=%d", topic.name, number, log.cut_bytes)
         setup: RaftSetup | None = None
@@ -109,9 +114,14 @@ class Hosting:
             seat = Seat(uid, me, tuple(voters), tuple(topic.voters[number]), prefers_to_lead=voters[0] == me)
             on_damage = partial(self._mend, topic.name, number)
             setup = RaftSetup(seat, directory, self._settings.raft, self._peers, on_damage)
-        return Partition(
+        partition = Partition(
             topic.name, number, log, self._disk, self._writers, self._readers, self._clock, self._policy, setup
         )
+        partition.use(rules)
+        return partition
+
+    def _rules_of(self, topic: CatalogTopic) -> TopicRules:
+        return rules_of(topic.settings, self._settings.log, self._settings.message_bytes_max)
 
     def _recover(self, topic: CatalogTopic, number: int) -> Partition | Unusable:
         uid = topic.partitions[number]
@@ -154,7 +164,7 @@ class Hosting:
         uid = topic.partitions[number]
         running = self.partitions.get(topic.name, {}).get(number)
         if isinstance(running, Partition):
-            await running.hand_over()
+            await _hand_over(running)
             self._by_uid.pop(uid, None)
             self._awake.pop(running, None)
             await running.stop()
@@ -216,9 +226,7 @@ class Hosting:
 
     async def _make_topic(self, request: CreateTopic) -> None:
         async with self._lock:
-            topic = self.catalog.new_topic(
-                request.name, request.partitions, request.uids, request.voters, self._settings.node_id
-            )
+            topic = self.catalog.new_topic(request, self._settings.node_id)
             await self._put(topic, topic.hosted())
         logger.info("topic_created topic=%s partitions=%d", topic.name, len(topic.partitions))
 
@@ -227,8 +235,7 @@ class Hosting:
         async with self._lock:
             known = self.catalog.topics.get(request.name)
             if known is None:
-                made = self.catalog.new_topic(request.name, 0, request.uids, request.voters, me)
-                topic, before = msgspec.structs.replace(made, epochs=request.epochs), set()
+                topic, before = self.catalog.new_topic(request, me), set()
             else:
                 topic, before = self.catalog.changed_topic(known, request, me), set(known.hosted())
             if topic == known:
@@ -237,6 +244,9 @@ class Hosting:
             await self._put(topic, sorted(hosted - before))
             here = self.partitions[topic.name]
             await self._close(topic, {number: here.pop(number) for number in before - hosted})
+            for partition in here.values():
+                if isinstance(partition, Partition):
+                    partition.use(self._rules_of(topic))
         logger.info("topic_changed topic=%s new=%d gone=%d", topic.name, len(hosted - before), len(before - hosted))
 
     async def _put(self, topic: CatalogTopic, new: list[int]) -> None:
@@ -325,9 +335,26 @@ class Hosting:
     async def _keep_retention(self) -> None:
         while True:
             await asyncio.sleep(self._settings.retention_check_s)
-            for partition in self.usable():
+            for name, here in list(self.partitions.items()):
+                found = [one for one in here.values() if isinstance(one, Partition) and one.leads]
+                if not found:
+                    continue
+                consumers: Consumers | None = None
                 try:
-                    self._awake[partition] = 0
-                    await partition.apply_retention()
-                except QuiverError as error:  # this partition's trouble; the others still need it
-                    logger.warning("retention_failed topic=%s error=%r", partition.topic, error.message)
+                    if found[0].rules.cleanup == CONSUMED:
+                        consumers = await self._consumers_of(name)
+                    for partition in found:
+                        self._awake[partition] = 0
+                        await partition.apply_retention(None if consumers is None else consumers.of(partition.number))
+                except QuiverError as error:  # this topic's trouble; the others still need it
+                    logger.warning("retention_failed topic=%s error=%r", name, error.message)
+
+
+async def _hand_over(partition: Partition) -> None:
+    """Lets another replica lead, if one can; returns when that has happened or has taken too long."""
+    if partition.raft is None or not partition.raft.leads:
+        return
+    partition.raft.transfer()
+    with contextlib.suppress(TimeoutError, ShuttingDownError):
+        async with asyncio.timeout(HAND_OVER_S):
+            await partition.raft.until_follower()

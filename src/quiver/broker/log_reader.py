@@ -8,14 +8,12 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
-import msgspec
-
-from quiver.broker.partition_state import OFFSET_UNKNOWN, Trim
+from quiver.broker.partition_state import OFFSET_UNKNOWN
 from quiver.errors import CorruptLogError, LogFailedError, ShuttingDownError
 from quiver.log.disk import Disk
 from quiver.log.partition_log import PartitionLog
 from quiver.log.segment import read_chunk
-from quiver.wire.frame import FLAG_UNSEQUENCED, Entry, FrameHeader, Kind
+from quiver.wire.frame import FLAG_UNSEQUENCED, FrameHeader
 
 T = TypeVar("T")
 
@@ -47,16 +45,6 @@ class LogReader:
             return partial(read_chunk, self._disk, self._log.spans_for_offset(offset), offset, index_end, bytes_max)
 
         return await self._in_thread(start)
-
-    def plan_trim(self, now_us: int, commit_end: int, start_offset: int) -> Entry | None:
-        """What retention would remove: never past what is committed, and only when it frees something."""
-        try:
-            plan = self._log.plan_retention(now_us)
-        except OSError as error:
-            raise LogFailedError(f"the age of {self._name} cannot be read: {error}") from error
-        if plan is None or plan[0] > commit_end or plan[1] <= start_offset:
-            return None
-        return Entry.control(Kind.TRIM, msgspec.msgpack.encode(Trim(*plan)))
 
     async def find_timestamp(self, timestamp: int, index_end: int) -> FrameHeader | None:
         return await self._in_thread(lambda: partial(self._log.find_timestamp, timestamp, index_end))

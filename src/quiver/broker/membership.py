@@ -28,18 +28,8 @@ from quiver.net.any_link import AnyLink
 from quiver.net.peers import Peers
 from quiver.net.server import Flow, Reply
 from quiver.types import NodeInfo, PartitionInfo, TopicInfo
-from quiver.wire.messages import (
-    AddPartitions,
-    CreateTopic,
-    DeleteTopic,
-    GetMetadata,
-    GetMoves,
-    JoinCluster,
-    JoinReply,
-    MetadataReply,
-    Rebalance,
-    RemoveBroker,
-)
+from quiver.wire.admin_messages import AddPartitions, AlterTopic, GetConsumers, GetMoves, Rebalance, RemoveBroker
+from quiver.wire.messages import CreateTopic, DeleteTopic, GetMetadata, JoinCluster, JoinReply, MetadataReply
 
 logger = logging.getLogger("quiver.broker")
 
@@ -105,6 +95,8 @@ class Membership:
             CreateTopic: self._change_topics,
             DeleteTopic: self._change_topics,
             AddPartitions: self._pass_on,
+            AlterTopic: self._pass_on,
+            GetConsumers: self._pass_on,
             RemoveBroker: self._pass_on,
             Rebalance: self._pass_on,
             GetMoves: self._pass_on,
@@ -243,9 +235,9 @@ class Membership:
     def _with_leaders(self, topics: list[TopicInfo]) -> list[TopicInfo]:
         leaders = self._leaders()
         return [
-            TopicInfo(
-                topic.name,
-                tuple(
+            msgspec.structs.replace(
+                topic,
+                partitions=tuple(
                     PartitionInfo(part.id, leaders.get((topic.name, part.id), part.leader), part.replicas)
                     for part in topic.partitions
                 ),

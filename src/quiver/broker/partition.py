@@ -7,10 +7,9 @@ entry is committed. A retry that finds its batch in the tail waits for that comm
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from typing import Any
 
@@ -18,6 +17,7 @@ import msgspec
 
 from quiver.broker.log_reader import LogReader
 from quiver.broker.partition_state import POSITIONS_MAX, PartitionState
+from quiver.broker.retention import plan_trim
 from quiver.broker.tail import Tail
 from quiver.clock import Clock
 from quiver.errors import (
@@ -39,6 +39,7 @@ from quiver.replication.raft_replica import RaftReplica
 from quiver.replication.seat import RaftSetup
 from quiver.replication.turns import Turns
 from quiver.replication.waiting import Asker, Signal, refuse, settle
+from quiver.topic_settings import TopicRules
 from quiver.types import PartitionStatus
 from quiver.wire.frame import FLAG_UNSEQUENCED, Entry, FrameHeader, Kind
 from quiver.wire.messages import Position, ProduceReply
@@ -48,7 +49,7 @@ logger = logging.getLogger("quiver.broker")
 # Requests that may wait for the owner; beyond it a produce is refused as overloaded and may be retried.
 INBOX_MAX = 10_000
 # A replica that stops gives another so long to take the lead, and its own last entries so long to be committed.
-_HAND_OVER_S = 1.0
+HAND_OVER_S = 1.0
 _SETTLE_S = 1.0  # how long one wait for a commit lasts before it looks again
 
 
@@ -68,10 +69,11 @@ class Partition:
         self.topic = topic
         self.number = number
         self._log = log
+        self.rules = TopicRules(log.settings)
         self._writers = writers
         self._clock = clock
         self.turns = Turns(self._run)
-        self._reader = LogReader(f"{topic}-{number}", log, disk, readers, raft.on_damage if raft else None)
+        self.reader = LogReader(f"{topic}-{number}", log, disk, readers, raft.on_damage if raft else None)
         self._tail = Tail(PartitionState(log.checkpoint))
         self._inbox: deque[tuple[Asker, Callable[[Any], None]]] = deque()
         self._new_positions: list[tuple[Position, asyncio.Future[Any]]] = []
@@ -87,7 +89,7 @@ class Partition:
             self.raft = RaftReplica(raft, log, disk, writers, readers, clock, self.turns.wake, self, policy)
         else:
             for _, header, payload in log.scan(log.checkpoint.index + 1):
-                self._state.apply(header, payload)
+                self.state.apply(header, payload)
         self._replica = self.raft or SoloReplica(log, writers, clock, self.turns.wake, policy)
         self._trim()
 
@@ -96,7 +98,7 @@ class Partition:
         self.turns.start()
 
     @property
-    def _state(self) -> PartitionState:
+    def state(self) -> PartitionState:
         return self._tail.state
 
     # -- requests, from any task of this loop --------------------------------------------------------------------
@@ -113,30 +115,31 @@ class Partition:
     async def commit_position(self, position: Position) -> int:
         """Stores a consumer's position; returns the one that holds, which is higher if this would move it back."""
         await self._ask(lambda future: self._admit_position(position, future))
-        return self._state.positions[position.consumer]
+        return self.state.positions[position.consumer]
 
-    async def find_batch(self, producer_id: int, epoch: int, sequence: int) -> int:
-        """The first offset of a stored batch that is no longer remembered, read from the log; -1 when it is gone."""
-        return await self._reader.find_batch(producer_id, epoch, sequence)
+    def use(self, rules: TopicRules) -> None:
+        """What was set for the topic, from now on."""
+        self.rules, self._log.settings = rules, rules.log
 
-    def client_count(self, client: int) -> int:
-        return self._state.client_counts.get(client, 0)
+    async def apply_retention(self, registered: Collection[str] | None = ()) -> None:
+        """`registered`: the consumers that were, though they may have no position here; None: that is not known."""
+        if self.leads:  # else the leader's trim comes as an entry
+            await self._ask(lambda future: self._admit_retention(registered, future))
 
-    async def apply_retention(self) -> None:
-        if self.raft is not None and not self.raft.leads:
-            return  # the leader's trim comes as an entry
-        await self._ask(self._admit_retention)
+    @property
+    def leads(self) -> bool:
+        return self.raft is None or self.raft.leads
 
     def position(self, consumer: str) -> int | None:
-        return self._state.positions.get(consumer)
+        return self.state.positions.get(consumer)
 
     @property
     def start_offset(self) -> int:
-        return self._state.start_offset
+        return self.state.start_offset
 
     @property
     def high_watermark(self) -> int:
-        return self._state.next_offset
+        return self.state.next_offset
 
     async def read(self, offset: int, bytes_max: int) -> memoryview:
         """Committed frames from `offset` on; empty at the end of the log."""
@@ -147,7 +150,7 @@ class Partition:
 
         if offset == self.high_watermark:
             return memoryview(b"")
-        return await self._reader.read(prepare, bytes_max)
+        return await self.reader.read(prepare, bytes_max)
 
     def check_offset(self, offset: int) -> None:
         if self.raft is not None and (offset > self.high_watermark or self._is_catching_up):
@@ -158,7 +161,7 @@ class Partition:
     @property
     def _is_catching_up(self) -> bool:
         """True while the log lacks entries that the state already counts."""
-        return self._log.synced_index <= self._state.applied_index
+        return self._log.synced_index <= self.state.applied_index
 
     async def confirm(self) -> None:
         """Returns when this replica is known to lead and has applied all that was committed at the call."""
@@ -167,12 +170,12 @@ class Partition:
         while self.raft.is_settling:
             await self.until_commit(_SETTLE_S)
         index = await self.raft.read()
-        while self._state.applied_index < index:
+        while self.state.applied_index < index:
             await self.until_commit(_SETTLE_S)
 
     async def offset_at(self, timestamp: int) -> int:
         """First offset of the batch with the first record at or after that time, or the high watermark."""
-        header = await self._reader.find_timestamp(timestamp, self._replica.commit_end)
+        header = await self.reader.find_timestamp(timestamp, self._replica.commit_end)
         return self.high_watermark if header is None else max(header.base_offset, self.start_offset)
 
     async def until_commit(self, timeout_s: float) -> bool:
@@ -182,28 +185,19 @@ class Partition:
         return await self._committed.wait(timeout_s)
 
     def status(self) -> PartitionStatus:
-        damage, log = self._reader.damage, self._log
+        damage, log = self.reader.damage, self._log
         problem: QuiverError | None = log.failure or damage
         state = "failed" if log.failure else "corrupt" if damage else "full" if self._full else "online"
         bounds = (self.start_offset, self.high_watermark, log.size_bytes, log.segment_count)
         status = PartitionStatus(self.topic, self.number, state, *bounds, problem.message if problem else "")
         return status if self.raft is None else describe(status, self.raft.raft)
 
-    async def hand_over(self) -> None:
-        """Lets another replica lead, if one can; returns when that has happened or has taken too long."""
-        if self.raft is None or not self.raft.leads:
-            return
-        self.raft.transfer()
-        with contextlib.suppress(TimeoutError, ShuttingDownError):
-            async with asyncio.timeout(_HAND_OVER_S):
-                await self.raft.until_follower()
-
     async def stop(self) -> None:
         """Finishes what is admitted, check-points, and refuses the rest."""
-        self._stopping = self._reader.is_closing = True
+        self._stopping = self.reader.is_closing = True
         self.turns.wake()
         if (ended := self._ended) is not None:
-            await asyncio.wait([ended], timeout=None if self.raft is None else _HAND_OVER_S)
+            await asyncio.wait([ended], timeout=None if self.raft is None else HAND_OVER_S)
             if not ended.done():  # it leads without a majority: what it has is not going to be committed
                 self._abandoned = True
                 self.turns.wake()
@@ -212,7 +206,7 @@ class Partition:
         self._committed.end(ShuttingDownError("the broker is stopping"))
         if self._checkpointing is not None:
             await asyncio.wait([self._checkpointing])
-        if self._log.failure is None and self._state.applied_index > self._log.checkpoint.index:
+        if self._log.failure is None and self.state.applied_index > self._log.checkpoint.index:
             await self._checkpoint()
 
     def _ask(self, admit: Callable[[asyncio.Future[Any]], None]) -> asyncio.Future[Any]:
@@ -271,7 +265,7 @@ class Partition:
     def _is_finished(self) -> bool:
         if not self._stopping or self._inbox:
             return False
-        return self._abandoned or not self._tail or (self.raft is not None and not self.raft.leads)
+        return self._abandoned or not self._tail or not self.leads
 
     def _must_wait(self) -> bool:
         """A leader that does not know yet what is committed cannot judge what is asked of it."""
@@ -295,12 +289,12 @@ class Partition:
 
     def _admit_batch(self, entry: Entry, asker: Asker) -> None:
         sequenced = 0 if entry.flags & FLAG_UNSEQUENCED else entry.producer_id
-        stored = self._state.judge(sequenced, entry.producer_epoch, entry.sequence, entry.record_count)
+        stored = self.state.judge(sequenced, entry.producer_epoch, entry.sequence, entry.record_count)
         if stored is None:
             self._tail.wait_for_last([(asker, ProduceReply(self._propose(entry).base_offset))])
             return
         reply = ProduceReply(stored.base_offset, duplicate=True)
-        if stored.index <= self._state.applied_index:
+        if stored.index <= self.state.applied_index:
             asker.set_result(reply)
         else:
             self._tail.wait_for(stored.index, asker, reply)
@@ -310,7 +304,7 @@ class Partition:
             raise OffsetOutOfRangeError.of(
                 self.topic, self.number, position.offset, self.start_offset, self.high_watermark
             )
-        if position.consumer not in self._state.positions and len(self._state.positions) >= POSITIONS_MAX:
+        if position.consumer not in self.state.positions and len(self.state.positions) >= POSITIONS_MAX:
             raise OverloadedError(f"{self.topic}-{self.number} has its maximum of {POSITIONS_MAX} consumers")
         self._new_positions.append((position, future))
 
@@ -326,8 +320,9 @@ class Partition:
             return
         self._tail.wait_for_last([(future, position) for position, future in asked])
 
-    def _admit_retention(self, future: asyncio.Future[Any]) -> None:
-        entry = self._reader.plan_trim(self._clock.now_us(), self._replica.commit_end, self._state.start_offset)
+    def _admit_retention(self, registered: Collection[str] | None, future: asyncio.Future[Any]) -> None:
+        now_us, commit_end = self._clock.now_us(), self._replica.commit_end
+        entry = plan_trim(self._log, self.state, self.rules, registered, now_us, commit_end)
         if entry is None:
             future.set_result(None)
             return
@@ -346,7 +341,7 @@ class Partition:
         self._full = False
         for header in committed:
             if header.kind == Kind.TRIM:
-                logger.info("trimmed partition=%s-%d start=%d", self.topic, self.number, self._state.start_offset)
+                logger.info("trimmed partition=%s-%d start=%d", self.topic, self.number, self.state.start_offset)
                 self._log.request_checkpoint()
         self._committed.give()
 
@@ -380,8 +375,8 @@ class Partition:
     async def _checkpoint(self) -> None:
         """Writes the committed state beside the log, then removes what it makes unnecessary."""
         try:
-            image = self._state.image()
-            done = image if self.raft is None else self.raft.completed(image, self._state.trim_index)
+            image = self.state.image()
+            done = image if self.raft is None else self.raft.completed(image, self.state.trim_index)
             await write_checkpoint(self._log, done, self._writers)
             self._trim()
         except OSError as error:
@@ -393,7 +388,7 @@ class Partition:
 
     def _trim(self) -> None:
         if self.raft is None:
-            self._log.trim_prefix(min(self._state.trim_index, self._log.checkpoint.index + 1))
+            self._log.trim_prefix(min(self.state.trim_index, self._log.checkpoint.index + 1))
         else:
             self._log.trim_prefix(self._log.checkpoint.start.index + 1)
             self.raft.trimmed()

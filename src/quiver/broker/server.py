@@ -16,6 +16,7 @@ import msgspec
 from crc32c import crc32c
 from msgspec import Struct
 
+from quiver.broker.consumers import ConsumerCheck, Consumers
 from quiver.broker.hosting import Hosting, Unusable
 from quiver.broker.partition import Partition
 from quiver.broker.partition_state import OFFSET_UNKNOWN
@@ -30,11 +31,14 @@ from quiver.errors import (
     UnknownTopicError,
 )
 from quiver.log.disk import Disk, SystemDisk
+from quiver.net.answer import LocalFlow
 from quiver.net.peers import Peers
 from quiver.net.server import Flow, Reply, Server
 from quiver.replication.group import broker_of
 from quiver.replication.waiting import Asker
+from quiver.topic_settings import TopicRules, check_settings
 from quiver.types import NodeInfo, PartitionInfo, PartitionStatus, TopicInfo, check_topic_name
+from quiver.wire.admin_messages import ConsumersReply, GetConsumers, ReplicasReply, SetReplicas
 from quiver.wire.batch_check import check_batch
 from quiver.wire.frame import FLAG_CLIENT, Entry, Kind
 from quiver.wire.messages import (
@@ -61,8 +65,6 @@ from quiver.wire.messages import (
     PositionReply,
     Produce,
     ProduceReply,
-    ReplicasReply,
-    SetReplicas,
     StatusReply,
 )
 
@@ -95,7 +97,10 @@ class Broker:
         self._peers = peers
         self._writers = ThreadPoolExecutor(_WRITER_THREADS, "quiver-write")
         self._readers = ThreadPoolExecutor(_READER_THREADS, "quiver-read")
-        self._hosting = Hosting(settings, self._disk, self._clock, self._writers, self._readers, peers)
+        self._hosting = Hosting(
+            settings, self._disk, self._clock, self._writers, self._readers, peers, self._consumers_of
+        )
+        self._check_consumers = ConsumerCheck(self._consumers_of, self._clock)
         self._reading = asyncio.Semaphore(_READER_THREADS)
         self._stopping = False
         self._server: Server | None = None
@@ -195,7 +200,7 @@ class Broker:
             groups = [tuple(map(broker_of, voters)) for voters in topic.voters]
             if groups and all(groups):
                 infos = tuple(PartitionInfo(number, group[0], group) for number, group in enumerate(groups))
-                found.append(TopicInfo(topic.name, infos))
+                found.append(TopicInfo(topic.name, infos, topic.settings))
         return found
 
     async def _get_metadata(self, request: GetMetadata, payload: memoryview, flow: Flow) -> Reply:
@@ -207,7 +212,8 @@ class Broker:
 
     def _topic_info(self, name: str) -> TopicInfo:
         me = self._settings.node_id
-        return TopicInfo(name, tuple(PartitionInfo(number, me, (me,)) for number in self._hosting.partitions[name]))
+        infos = tuple(PartitionInfo(number, me, (me,)) for number in self._hosting.partitions[name])
+        return TopicInfo(name, infos, self._hosting.catalog.topics[name].settings, 1)
 
     async def _create_topic(self, request: CreateTopic, payload: memoryview, flow: Flow) -> Reply:
         check_topic_name(request.name)
@@ -215,6 +221,7 @@ class Broker:
             raise InvalidRequestError(f"{len(request.uids)} uids for {request.partitions} partitions")
         if request.voters and len(request.voters) != request.partitions:
             raise InvalidRequestError(f"{len(request.voters)} groups of voters for {request.partitions} partitions")
+        check_settings(request.settings)
         await self._hosting.create(request)
         return Done(), ()
 
@@ -228,6 +235,7 @@ class Broker:
         count = len(request.uids)
         if len(request.voters) not in (0, count) or len(request.epochs) != count or not all(request.voters):
             raise InvalidRequestError(f"each of the {count} partitions needs its replicas and its epoch")
+        check_settings(request.settings)
         await self._hosting.host(request)
         return Done(), ()
 
@@ -247,25 +255,39 @@ class Broker:
         """Without a task for it; False where more than the partition's answer is needed."""
         if self._stopping or request.flags & FLAG_CLIENT:
             return False
-        self._hosting.partition(request.topic, request.partition).submit(self._entry(request, payload), asker)
+        partition = self._hosting.partition(request.topic, request.partition)
+        if partition.rules.require_consumers:
+            return False
+        partition.submit(self._entry(request, payload, partition.rules), asker)
         return True
 
     async def _produce(self, request: Produce, payload: memoryview, flow: Flow) -> Reply:
         partition = self._hosting.partition(request.topic, request.partition)
-        entry = self._entry(request, payload)
+        entry = self._entry(request, payload, partition.rules)
+        if partition.rules.require_consumers and not partition.state.positions:
+            await self._check_consumers(request.topic)
         reply = await partition.produce(entry)
         if reply.base_offset == OFFSET_UNKNOWN and request.flags & FLAG_CLIENT:
             # A client that numbers its messages is promised the first offset, however old.
-            found = await partition.find_batch(entry.producer_id, entry.producer_epoch, entry.sequence)
+            found = await partition.reader.find_batch(entry.producer_id, entry.producer_epoch, entry.sequence)
             reply = ProduceReply(found, duplicate=True)
         return reply, ()
 
-    def _entry(self, request: Produce, payload: memoryview) -> Entry:
+    async def _consumers_of(self, topic: str) -> Consumers:
+        """Asks the managers. A broker without any has no registered consumers either."""
+        ask = self._others.get(GetConsumers)
+        if ask is None:
+            return Consumers(ConsumersReply([]))
+        reply, _ = await ask(GetConsumers(topic), memoryview(b""), LocalFlow())
+        assert isinstance(reply, ConsumersReply)
+        return Consumers(reply)
+
+    def _entry(self, request: Produce, payload: memoryview, rules: TopicRules) -> Entry:
         """The batch as a log entry, once it is known to be whole and what it says it is."""
         size = len(payload)
         limit = self._settings.batch_bytes_max
         if request.record_count == 1:
-            limit = min(limit, self._settings.message_bytes_max + _BATCH_OVERHEAD_BYTES)
+            limit = min(limit, rules.message_bytes_max + _BATCH_OVERHEAD_BYTES)
         if size > limit:
             raise MessageTooLargeError(f"a batch of {size} bytes is over the limit of {limit}", size=size, limit=limit)
         if crc32c(payload) != request.payload_crc:
@@ -335,8 +357,8 @@ class Broker:
         return PositionReply(position, partition.start_offset, partition.high_watermark), ()
 
     async def _count_client(self, request: CountClient, payload: memoryview, flow: Flow) -> Reply:
-        led = [found for found in self._hosting.usable() if found.raft is None or found.raft.leads]
-        return CountReply(sum(partition.client_count(request.client) for partition in led)), ()
+        led = [found for found in self._hosting.usable() if found.leads]
+        return CountReply(sum(partition.state.client_counts.get(request.client, 0) for partition in led)), ()
 
     async def _get_status(self, request: GetStatus, payload: memoryview, flow: Flow) -> Reply:
         if request.topic is not None and request.topic not in self._hosting.partitions:

@@ -11,21 +11,13 @@ from quiver.broker.server import Broker
 from quiver.config import NodeSettings
 from quiver.manager.links import Buffer, Reply
 from quiver.manager.manager import Manager
-
-
-class _LocalFlow:
-    """A caller in this process takes a reply at once."""
-
-    is_writable = True
-
-    async def until_writable(self) -> None:
-        return
+from quiver.net.answer import LocalFlow
 
 
 class LocalLink:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._flow = _LocalFlow()
+        self._flow = LocalFlow()
 
     async def call(self, request: Struct, payload: Buffer = b"") -> Reply:
         return await self._broker.serve(request, memoryview(payload), self._flow)

@@ -30,20 +30,16 @@ from quiver.types import (
     TopicInfo,
     check_topic_name,
 )
+from quiver.wire.admin_messages import AddPartitions, GetMoves, MovesReply, Rebalance, RemoveBroker
 from quiver.wire.messages import (
     OFFSET_EARLIEST,
     OFFSET_LATEST,
-    AddPartitions,
     CreateTopic,
     DeleteTopic,
     Done,
-    GetMoves,
     GetStatus,
     ListOffset,
     ListOffsetReply,
-    MovesReply,
-    Rebalance,
-    RemoveBroker,
     StatusReply,
 )
 

@@ -19,7 +19,7 @@ from quiver.log.disk import Buffer, Disk
 from quiver.log.flush import CheckpointJob, FlushJob, LogEnd, SegmentWrite, SpaceError
 from quiver.log.index import SparseIndex
 from quiver.log.recovery import STATE_FILE, install_files, recover
-from quiver.log.retention import expired_segments
+from quiver.log.retention import Cut, expired, read_by_all
 from quiver.log.segment import Segment, Span, index_path, read_chunk, scan_frames, segment_path
 from quiver.wire.frame import Entry, FrameHeader, encode_header, padding, stamp
 
@@ -29,7 +29,7 @@ class PartitionLog:
         """Opens the log in `directory`, made when missing. Raises CorruptLogError where acknowledged bytes are bad."""
         self._disk = disk
         self._directory = directory
-        self._settings = settings
+        self.settings = settings  # may be replaced at any time: what is on disk stays as it was cut
         found = recover(disk, directory, settings)
         self.checkpoint: Checkpoint = found.checkpoint
         self._segments: list[Segment] = found.segments
@@ -87,11 +87,11 @@ class PartitionLog:
 
     @property
     def checkpoint_due(self) -> bool:
-        return self._checkpoint_due_bytes >= self._settings.checkpoint_bytes
+        return self._checkpoint_due_bytes >= self.settings.checkpoint_bytes
 
     def request_checkpoint(self) -> None:
         """Makes a check-point due now, as after a trim that waits for one."""
-        self._checkpoint_due_bytes = self._settings.checkpoint_bytes
+        self._checkpoint_due_bytes = self.settings.checkpoint_bytes
 
     # -- append and flush ----------------------------------------------------------------------------------------
 
@@ -135,8 +135,8 @@ class PartitionLog:
         age_s = 0.0 if segment.opened_at_s is None else now_s - segment.opened_at_s
         return (
             self._roll_asked
-            or segment.size_bytes + frame_bytes > self._settings.segment_bytes_max
-            or age_s * 1000 >= self._settings.segment_age_ms_max
+            or segment.size_bytes + frame_bytes > self.settings.segment_bytes_max
+            or age_s * 1000 >= self.settings.segment_age_ms_max
         )
 
     def _roll(self) -> None:
@@ -144,7 +144,7 @@ class PartitionLog:
         if not self._pending or self._pending[-1].segment is not full:
             self._pending.append(SegmentWrite(full, full.size_bytes))
         self._pending[-1].sealed_index = full.encode_index()
-        index = SparseIndex(self._settings.index_interval_bytes)
+        index = SparseIndex(self.settings.index_interval_bytes)
         path = segment_path(self._directory, full.next_index)
         self._segments.append(Segment(path, full.next_index, full.next_offset, index))
         self._roll_asked = False
@@ -154,7 +154,7 @@ class PartitionLog:
         if self._job is not None or not self._pending or self.failure is not None:
             return None
         writes, start, end = self._pending, self._pending_start, self._end()
-        room_bytes_max = self._settings.room_bytes_max
+        room_bytes_max = self.settings.room_bytes_max
         self._job = FlushJob(self._disk, self._directory, self.mark, writes, start, end, room_bytes_max)
         self._pending, self._pending_start = [], end
         return self._job
@@ -225,14 +225,14 @@ class PartitionLog:
         segments = [segment for segment in self._segments[first:] if segment.synced_bytes]
         spans = [Span(segment.path, 0, segment.synced_bytes) for segment in segments]
         if spans:
-            index = segments[0].load_index(self._disk, self._settings.index_interval_bytes)
+            index = segments[0].load_index(self._disk, self.settings.index_interval_bytes)
             spans[0] = spans[0]._replace(position=locate(index))
         return spans
 
     def fit(self, first: int, bytes_max: int) -> int:
         """About the last index so that the stored entries from `first` on are `bytes_max` long; `first` at least."""
         segment = self._segments[self._find(lambda s: s.next_index > first)]
-        index = segment.load_index(self._disk, self._settings.index_interval_bytes)
+        index = segment.load_index(self._disk, self.settings.index_interval_bytes)
         last = index.last_within(first, bytes_max)
         return max(first, min(segment.next_index if last is None else last, self._synced_index) - 1)
 
@@ -251,7 +251,7 @@ class PartitionLog:
     def find_timestamp(self, timestamp: int, index_end: int) -> FrameHeader | None:
         """The header of the first stored frame below `index_end` with a record at or after that time; blocking."""
         for segment in list(self._segments):
-            index = segment.load_index(self._disk, self._settings.index_interval_bytes)
+            index = segment.load_index(self._disk, self.settings.index_interval_bytes)
             if index.timestamp_max < timestamp:
                 continue
             start = index.position_of_timestamp(timestamp)
@@ -288,7 +288,7 @@ class PartitionLog:
             position, end = at + header.frame_length, LogEnd(index, header.next_offset, header.term)
         if end is None:
             end = LogEnd(index, segment.base_offset, self._term_before(segment))
-        segment.load_index(self._disk, self._settings.index_interval_bytes).truncate(position)
+        segment.load_index(self._disk, self.settings.index_interval_bytes).truncate(position)
         self.cuts += 1
         try:
             self._cut_files(keep, position, index)
@@ -340,17 +340,17 @@ class PartitionLog:
             if self._disk.exists(path):
                 self._disk.remove(path)
 
-    def plan_retention(self, now_us: int) -> tuple[int, int] | None:
-        """(index, offset) of the first entry to keep by the log's settings; None when all is kept.
+    def plan_retention(self, now_us: int, read_to: int | None = None) -> Cut | None:
+        """Where the log is to begin by its settings, or by how far it was read; None when all is kept.
 
-        An active segment that is past its time is sealed by the next append, so that an idle topic empties too.
+        An active segment that is not needed is sealed by the next append, so that an idle topic empties too.
         """
-        expired = expired_segments(self._disk, self._segments, self._settings, now_us)
-        if not expired:
-            return None
-        if expired[-1] is self._active:
-            self._roll_asked = True
-        return expired[-1].next_index, expired[-1].next_offset
+        if read_to is None:
+            cut = expired(self._disk, self._segments, self.settings, now_us)
+        else:
+            cut = read_by_all(self._segments, read_to)
+        self._roll_asked = self._roll_asked or (cut is not None and cut.index == self.next_index)
+        return cut
 
     def plan_trim(self, index: int, term_at: Callable[[int], int | None]) -> LogStart:
         """Where the log will begin after `trim_prefix(index)`; `term_at` knows the terms of its entries."""
@@ -391,7 +391,7 @@ class PartitionLog:
         except OSError as error:
             raise self.stop(error) from error
         first, base_offset = checkpoint.start.index + 1, checkpoint.start.next_offset
-        index = SparseIndex(self._settings.index_interval_bytes)
+        index = SparseIndex(self.settings.index_interval_bytes)
         self._segments = [Segment(segment_path(self._directory, first), first, base_offset, index)]
         self.checkpoint = checkpoint
         self.last_term = checkpoint.start.term

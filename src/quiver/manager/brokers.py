@@ -182,7 +182,8 @@ class Brokers:
         if topic is None or broker_id not in self.concerned(topic):
             return
         holds = {partition.number for partition in topic.partitions if broker_id in partition.holders}
-        if holds and holds == has.keys() and not any(partition.epoch for partition in topic.partitions):
+        as_made = not topic.revision and not any(partition.epoch for partition in topic.partitions)
+        if holds and holds == has.keys() and as_made:
             return
         try:
             await link.call(_creation(topic))
@@ -204,9 +205,9 @@ def _creation(topic: Topic) -> CreateTopic | HostTopic:
     voters = [list(partition.voters) for partition in topic.partitions]
     voters = voters if any(voters) else []
     epochs = [partition.epoch for partition in topic.partitions]
-    if any(epochs):
-        return HostTopic(topic.name, uids, voters, epochs)
-    return CreateTopic(topic.name, len(uids), topic.replication_factor, uids, voters)
+    if any(epochs) or topic.revision:
+        return HostTopic(topic.name, uids, voters, epochs, topic.settings, topic.revision)
+    return CreateTopic(topic.name, len(uids), topic.replication_factor, uids, voters, topic.settings)
 
 
 def _has_majorities(topic: Topic, brokers: set[int]) -> bool:

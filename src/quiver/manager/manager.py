@@ -53,18 +53,22 @@ from quiver.metadata.store import Store, make_schema, schema_url, sqlite_url
 from quiver.net.peers import Peers
 from quiver.replication.seat import Seat
 from quiver.types import ManagerInfo, NodeInfo, PartitionInfo, TopicInfo
-from quiver.wire.messages import (
+from quiver.wire.admin_messages import (
     AddPartitions,
+    AlterTopic,
+    GetConsumers,
+    GetMoves,
+    MovesReply,
+    Rebalance,
+    RemoveBroker,
+)
+from quiver.wire.messages import (
     CreateTopic,
     DeleteTopic,
     Done,
     GetMetadata,
-    GetMoves,
     JoinCluster,
     MetadataReply,
-    MovesReply,
-    Rebalance,
-    RemoveBroker,
     decode_request,
     encode,
 )
@@ -76,7 +80,17 @@ Handle = Callable[[Any, memoryview, Any], Awaitable[Reply]]
 
 _FOLLOW_S: Final = 1.0
 # Requests of clients and brokers that only the primary can answer.
-_FOR_PRIMARY: Final = (CreateTopic, DeleteTopic, JoinCluster, AddPartitions, RemoveBroker, Rebalance, GetMoves)
+_FOR_PRIMARY: Final = (
+    CreateTopic,
+    DeleteTopic,
+    JoinCluster,
+    AddPartitions,
+    AlterTopic,
+    GetConsumers,
+    RemoveBroker,
+    Rebalance,
+    GetMoves,
+)
 
 
 class Manager:
@@ -313,6 +327,13 @@ class Manager:
             case AddPartitions():
                 await self._registry.add_partitions(request.name, request.partitions)
                 return Done(), ()
+            case AlterTopic():
+                await self._moves.resize(
+                    await self._registry.alter_topic(request.name, request.settings, request.unset)
+                )
+                return Done(), ()
+            case GetConsumers():
+                return await self._registry.consumers_of(request.topic), ()
             case RemoveBroker():
                 await self._moves.remove_broker(request.broker_id)
                 return Done(), ()
@@ -356,7 +377,12 @@ class Manager:
         names = list(state.topics) if request.topics is None else request.topics
         leader_of = self._registry.brokers.leader_of
         topics = [
-            TopicInfo(name, tuple(PartitionInfo(p.number, leader_of(p), p.replicas) for p in topic.partitions))
+            TopicInfo(
+                name,
+                tuple(PartitionInfo(p.number, leader_of(p), p.replicas) for p in topic.partitions),
+                topic.settings,
+                topic.replication_factor,
+            )
             for name in names
             if (topic := state.topics.get(name)) is not None
         ]
@@ -366,7 +392,8 @@ class Manager:
 
     async def _create_topic(self, request: CreateTopic) -> Reply:
         try:
-            await self._registry.create_topic(request.name, request.partitions, request.replication_factor)
+            factor, settings = request.replication_factor, request.settings
+            await self._registry.create_topic(request.name, request.partitions, factor, settings)
         except TopicExistsError as error:
             raise TopicExistsError(f"topic {request.name} already exists", topic=request.name) from error
         return Done(), ()

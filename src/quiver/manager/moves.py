@@ -22,10 +22,10 @@ from quiver.errors import InvalidRequestError, NotLeaderError, QuiverError, Requ
 from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.registry import Registry
 from quiver.metadata.commands import DrainBroker, Place, PlaceReplicas, RemoveBroker, Settled, SettleReplicas
-from quiver.metadata.placement import Held, Key, Places, plan_rebalance, plan_refuge
+from quiver.metadata.placement import Held, Key, Places, plan_rebalance, plan_refuge, plan_resize
 from quiver.metadata.state import DRAINING, Partition, Topic
 from quiver.types import PartitionMove
-from quiver.wire.messages import ReplicasReply, SetReplicas
+from quiver.wire.admin_messages import ReplicasReply, SetReplicas
 
 logger = logging.getLogger("quiver.manager")
 
@@ -132,6 +132,11 @@ class Moves:
         usable = [known for known in self._staying() if self._brokers.is_active(known)]
         await self._place(plan_rebalance(self._held(), usable))
         return self.moves()
+
+    async def resize(self, topic: Topic) -> None:
+        """Gives the partitions of a topic as many replicas as it wants, as far as there are brokers for them."""
+        usable = [known for known in self._staying() if self._brokers.is_active(known)]
+        await self._place(plan_resize(self._held(), usable, topic.name))
 
     # -- one step ------------------------------------------------------------------------------------------------
 

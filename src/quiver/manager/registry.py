@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -29,10 +29,11 @@ from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.sightings import SeenTimes
 from quiver.metadata import commands
 from quiver.metadata.state import Broker, Consumer, Producer, Topic, check_partition
+from quiver.topic_settings import REPLICATION_FACTOR, REPLICATION_FACTOR_MAX, Value, check_names, check_settings
 from quiver.types import PARTITIONS_MAX, check_topic_name
+from quiver.wire.admin_messages import ConsumersReply
 
 REPLICATION_FACTOR_DEFAULT: Final = 3
-REPLICATION_FACTOR_MAX: Final = 100
 _ASK_AGAIN_S: Final = 0.2
 
 
@@ -76,7 +77,7 @@ class Registry:
         for status in await self.brokers.status(broker.id):
             hosted.setdefault(status.topic, []).append(status.uid)
         for topic in list(self._quorum.state.topics.values()):
-            if len(hosted.get(topic.name, ())) == len(topic.partitions):
+            if len(hosted.get(topic.name, ())) == len(topic.partitions) and not topic.revision:
                 self.brokers.note_hosted(topic)
             elif broker.id in self.brokers.concerned(topic):
                 await self.brokers.host(topic)  # a crash came between the quorum and the broker
@@ -151,8 +152,13 @@ class Registry:
             await self.refresh()
         return self._quorum.state.topic(name)
 
-    async def create_topic(self, name: str, partitions: int, replication_factor: int) -> Topic:
-        command = self._creation(name, partitions, replication_factor)
+    async def create_topic(
+        self, name: str, partitions: int, replication_factor: int, settings: Mapping[str, object] | None = None
+    ) -> Topic:
+        """`settings` may name the replication factor, too; then that counts."""
+        told = check_settings(settings or {})
+        factor = int(told.pop(REPLICATION_FACTOR, replication_factor))
+        command = self._creation(name, partitions, factor, told)
         if name in self._quorum.state.topics:
             raise TopicExistsError("Topic already exists", topic=name)
         async with self.changing:
@@ -176,7 +182,24 @@ class Registry:
             await self.brokers.host_again(topic)
             return topic
 
-    def _creation(self, name: str, partitions: int, replication_factor: int) -> commands.CreateTopic:
+    async def alter_topic(self, name: str, settings: Mapping[str, object], unset: Sequence[object] = ()) -> Topic:
+        """Sets and unsets settings; brokers that are here act on them when this returns, others when they are back."""
+        told, back = check_settings(settings), check_names(unset)
+        if both := sorted(told.keys() & set(back)):
+            raise InvalidRequestError(f"{both[0]} cannot be set and unset at once")
+        factor = told.pop(REPLICATION_FACTOR, None)
+        if factor is not None and factor != self._quorum.state.topic(name).replication_factor and self.is_embedded:
+            raise InvalidRequestError("this node is a cluster of its own: it has one replica of everything")
+        await self.topic(name)
+        async with self.changing:
+            command = commands.AlterTopic(name, told, back, None if factor is None else int(factor))
+            topic: Topic = await self._quorum.propose(command)
+            await self.brokers.tell([topic])
+            return topic
+
+    def _creation(
+        self, name: str, partitions: int, replication_factor: int, settings: dict[str, Value] | None = None
+    ) -> commands.CreateTopic:
         check_topic_name(name)
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidRequestError(f"partitions must be between 1 and {PARTITIONS_MAX}, not {partitions}")
@@ -185,7 +208,9 @@ class Registry:
         if not self._quorum.state.brokers:
             raise UnavailableError("no broker has joined yet")
         uids = [uuid.uuid4().hex for _ in range(partitions)]
-        return commands.CreateTopic(name, uids, replication_factor, self._clock.now_us(), self.brokers.active)
+        return commands.CreateTopic(
+            name, uids, replication_factor, self._clock.now_us(), self.brokers.active, settings or {}
+        )
 
     async def delete_topic(self, name: str) -> Topic:
         self._quorum.state.topic(name)  # refused without a trace in the log
@@ -228,6 +253,17 @@ class Registry:
         )
         self.consumers_seen.note(consumer.id, self._clock.now_us())
         return consumer
+
+    async def consumers_of(self, topic: str) -> ConsumersReply:
+        """All that were acknowledged when this was asked; only the primary can say that."""
+        await self._quorum.confirm()
+        self._quorum.state.topic(topic)
+        found = [consumer for consumer in self._quorum.state.consumers.values() if consumer.topic == topic]
+        by_partition: dict[int, list[int]] = {}
+        for consumer in found:
+            if consumer.partition is not None:
+                by_partition.setdefault(consumer.partition, []).append(consumer.id)
+        return ConsumersReply([one.id for one in found if one.partition is None], by_partition)
 
     def note_seen(self, producers: Mapping[int, int], consumers: Mapping[int, int]) -> None:
         """Who called another manager, and when."""

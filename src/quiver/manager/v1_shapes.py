@@ -11,7 +11,8 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from quiver.manager.registry import REPLICATION_FACTOR_DEFAULT, REPLICATION_FACTOR_MAX
+from quiver.manager.registry import REPLICATION_FACTOR_DEFAULT
+from quiver.topic_settings import REPLICATION_FACTOR_MAX
 from quiver.types import PARTITIONS_MAX, TOPIC_NAME_BYTES_MAX
 
 RECORDS_MAX: Final = 100_000  # in one request or answer

@@ -20,6 +20,7 @@ class CreateTopic(Struct, frozen=True, tag="create_topic"):
     replication_factor: int
     now_us: int
     brokers: list[int] = []
+    settings: dict[str, bool | int | str] = {}
 
 
 class DeleteTopic(Struct, frozen=True, tag="delete_topic"):
@@ -80,6 +81,15 @@ class AddPartitions(Struct, frozen=True, tag="add_partitions"):
     brokers: list[int] = []
 
 
+class AlterTopic(Struct, frozen=True, tag="alter_topic"):
+    """Sets and unsets settings; `replication_factor` None leaves that as it is."""
+
+    topic: str
+    settings: dict[str, bool | int | str]
+    unset: list[str] = []
+    replication_factor: int | None = None
+
+
 class Place(Struct, frozen=True):
     """One partition is to be on these brokers, the first is to lead. Planned when it was at `epoch`."""
 
@@ -119,6 +129,7 @@ Command = (
     | RegisterManager
     | DrainBroker
     | AddPartitions
+    | AlterTopic
     | PlaceReplicas
     | SettleReplicas
 )

@@ -99,6 +99,30 @@ def plan_rebalance(held: Mapping[Key, Held], usable: Collection[int]) -> Places:
     return {key: replicas for key, replicas in places.items() if replicas != held[key].replicas}
 
 
+def plan_resize(held: Mapping[Key, Held], usable: Collection[int], topic: str) -> Places:
+    """The places of a topic that change so that each partition has as many replicas as are wanted.
+
+    The leader stays; of the others those go that are not usable, then those whose broker has most."""
+    loads = dict.fromkeys(sorted(usable), 0)
+    for replicas, _ in held.values():
+        for broker in replicas:
+            if broker in loads:
+                loads[broker] += 1
+    places: Places = {}
+    for key, (replicas, factor) in held.items():
+        if key[0] != topic:
+            continue
+        first, *rest = replicas
+        rest.sort(key=lambda broker: (broker not in loads, loads.get(broker, 0)))
+        found = _filled([first, *rest[: factor - 1]], factor, loads)
+        for broker in set(rest) - set(found):
+            if broker in loads:
+                loads[broker] -= 1
+        if set(found) != set(replicas):
+            places[key] = tuple(found)
+    return places
+
+
 def _filled(replicas: list[int], factor: int, loads: dict[int, int]) -> list[int]:
     """With so many replicas, if there are brokers for them: those that have the least."""
     found = list(replicas)

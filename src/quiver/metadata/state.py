@@ -20,6 +20,7 @@ from quiver.errors import (
 )
 from quiver.metadata.commands import (
     AddPartitions,
+    AlterTopic,
     Command,
     CreateTopic,
     DeleteTopic,
@@ -63,10 +64,14 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 class Topic(msgspec.Struct, frozen=True):
+    """`settings` has what was set, by name; `revision` counts how often that changed."""
+
     name: str
     replication_factor: int
     created_us: int
     partitions: tuple[Partition, ...]
+    settings: dict[str, bool | int | str] = {}
+    revision: int = 0
 
 
 class Producer(msgspec.Struct, frozen=True):
@@ -161,6 +166,8 @@ class State:
                 return Applied(broker, [Put(broker)])
             case AddPartitions():
                 return self._add_partitions(command)
+            case AlterTopic():
+                return self._alter_topic(command)
             case PlaceReplicas():
                 return self._place_replicas(command)
             case SettleReplicas():
@@ -197,8 +204,20 @@ class State:
         if command.name in self.topics:
             raise TopicExistsError("Topic already exists", topic=command.name)
         partitions = self._new_partitions(command.name, 0, command.uids, command.replication_factor, command.brokers)
-        topic = Topic(command.name, command.replication_factor, command.now_us, partitions)
+        topic = Topic(command.name, command.replication_factor, command.now_us, partitions, command.settings)
         return self._put(topic)
+
+    def _alter_topic(self, command: AlterTopic) -> Applied:
+        topic = self.topic(command.topic)
+        kept = {name: value for name, value in topic.settings.items() if name not in command.unset}
+        altered = msgspec.structs.replace(
+            topic,
+            settings=dict(sorted((kept | command.settings).items())),
+            replication_factor=command.replication_factor or topic.replication_factor,
+        )
+        if altered == topic:
+            return Applied(topic, [])
+        return self._put(msgspec.structs.replace(altered, revision=topic.revision + 1))
 
     def _add_partitions(self, command: AddPartitions) -> Applied:
         topic = self.topic(command.topic)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import sqlalchemy as sa
 
 from quiver.errors import InvalidRequestError
@@ -48,6 +49,8 @@ TOPICS: Final = sa.Table(
     sa.Column("partitions", sa.Integer, nullable=False),
     sa.Column("replication_factor", sa.Integer, nullable=False),
     sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("settings", sa.Text, nullable=False, server_default="{}"),  # what was set, as JSON
+    sa.Column("revision", sa.BigInteger, nullable=False, server_default="0"),
 )
 PARTITIONS: Final = sa.Table(
     "partition_metadata",
@@ -174,10 +177,14 @@ class Store:
                 found = Partition(row.id, row.topic_name, row.partition_id, row.uid, replicas, voters, *moves)
                 partitions.setdefault(row.topic_name, []).append(found)
             for row in connection.execute(sa.select(TOPICS).order_by(TOPICS.c.created_at, TOPICS.c.topic_name)):
-                topic = Topic(
-                    row.topic_name, row.replication_factor, row.created_at, tuple(partitions.get(row.topic_name, ()))
+                state.topics[row.topic_name] = Topic(
+                    row.topic_name,
+                    row.replication_factor,
+                    row.created_at,
+                    tuple(partitions.get(row.topic_name, ())),
+                    msgspec.json.decode(row.settings, type=dict[str, bool | int | str]),
+                    row.revision,
                 )
-                state.topics[topic.name] = topic
             for row in connection.execute(sa.select(PRODUCERS)):
                 state.producers[row.producer_id] = Producer(row.producer_id, row.topic_name, row.partition_id)
             for row in connection.execute(sa.select(CONSUMERS)):
@@ -283,6 +290,7 @@ def _row(entity: Entity) -> dict[str, Any]:
             return row | {"disk_id": entity.disk_id, "status": status}
         case Topic():
             row = {"topic_name": entity.name, "partitions": len(entity.partitions)}
+            row |= {"settings": msgspec.json.encode(entity.settings).decode(), "revision": entity.revision}
             return row | {"replication_factor": entity.replication_factor, "created_at": entity.created_us}
         case Manager():
             row = {"manager_id": entity.id, "endpoint": entity.address, "http": entity.http, "status": "active"}

@@ -46,3 +46,12 @@ class Answer:
         """The asker is gone."""
         self._is_done = True
         return True
+
+
+class LocalFlow:
+    """A caller in this process takes a reply at once."""
+
+    is_writable = True
+
+    async def until_writable(self) -> None:
+        return

@@ -13,7 +13,8 @@ from msgspec import Struct
 from quiver.errors import ConnectionLostError, RequestTimeoutError
 from quiver.net.connection import Connection, open_connection
 from quiver.net.protocol import Buffer
-from quiver.wire.messages import NODE_CLIENT, REPLY_TO, AddPartitions, CreateTopic, DeleteTopic, HostTopic
+from quiver.wire.admin_messages import AddPartitions
+from quiver.wire.messages import NODE_CLIENT, REPLY_TO, CreateTopic, DeleteTopic, HostTopic
 
 CONNECT_TIMEOUT_S: Final = 2.0
 CALL_TIMEOUT_S: Final = 5.0

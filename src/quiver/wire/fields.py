@@ -15,3 +15,5 @@ Name = Annotated[str, Meta(max_length=1000)]
 Uid = Annotated[str, Meta(pattern="^[0-9a-f]{32}\\Z")]
 BrokerId = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Voters = Annotated[list[UInt64], Meta(max_length=REPLICAS_MAX)]  # replica ids: broker id << 32 | disk id
+# Of a topic, as `topic_settings` reads them: only what was set.
+Settings = Annotated[dict[Annotated[str, Meta(max_length=100)], bool | int | str], Meta(max_length=100)]

@@ -14,8 +14,20 @@ import msgspec
 from msgspec import Meta, Struct
 
 from quiver.errors import InvalidRequestError, ProtocolError
-from quiver.types import PARTITIONS_MAX, ManagerInfo, NodeInfo, PartitionMove, PartitionStatus, TopicInfo
-from quiver.wire.fields import REPLICAS_MAX, BrokerId, Name, Timestamp, Uid, UInt32, UInt64, Voters
+from quiver.types import PARTITIONS_MAX, ManagerInfo, NodeInfo, PartitionStatus, TopicInfo
+from quiver.wire.admin_messages import (
+    AddPartitions,
+    AlterTopic,
+    ConsumersReply,
+    GetConsumers,
+    GetMoves,
+    MovesReply,
+    Rebalance,
+    RemoveBroker,
+    ReplicasReply,
+    SetReplicas,
+)
+from quiver.wire.fields import REPLICAS_MAX, BrokerId, Name, Settings, Timestamp, Uid, UInt32, UInt64, Voters
 from quiver.wire.quorum_messages import (
     BeatReply,
     ForPrimary,
@@ -83,6 +95,7 @@ class CreateTopic(Struct, array_like=True, frozen=True):
     replication_factor: Annotated[int, Meta(ge=1, le=REPLICAS_MAX)] = 3
     uids: Annotated[list[Uid], Meta(max_length=PARTITIONS_MAX)] = []
     voters: Annotated[list[Voters], Meta(max_length=PARTITIONS_MAX)] = []
+    settings: Settings = {}
 
 
 class DeleteTopic(Struct, array_like=True, frozen=True):
@@ -98,62 +111,15 @@ class HostTopic(Struct, array_like=True, frozen=True):
     A broker has the partitions that name a replica of it in `voters`. One whose replica is not there yet makes it: with
     the id that is named, or as a newcomer under an id of its own when another is. What it has and is no longer named
     for, it deletes. `epochs` tell which of two such words about a partition is the newer one. Without voters each
-    partition is a group of one, here.
+    partition is a group of one, here. `revision` does for the settings what epochs do for partitions.
     """
 
     name: Name
     uids: Annotated[list[Uid], Meta(min_length=1, max_length=PARTITIONS_MAX)]
     voters: Annotated[list[Voters], Meta(max_length=PARTITIONS_MAX)]
     epochs: Annotated[list[UInt32], Meta(max_length=PARTITIONS_MAX)]
-
-
-class SetReplicas(Struct, array_like=True, frozen=True):
-    """Said by a manager to the leader of a partition: these brokers are to hold it, the first one is to lead.
-
-    The leader goes there one step of membership at a time. Asked again, it tells how far it is.
-    """
-
-    topic: Name
-    partition: UInt32
-    uid: Uid
-    epoch: UInt32
-    brokers: Annotated[list[BrokerId], Meta(min_length=1, max_length=REPLICAS_MAX)]
-
-
-class ReplicasReply(Struct, array_like=True, frozen=True):
-    """The brokers that vote and those that learn. `done`: it is as ordered, and that is committed."""
-
-    voters: list[int]
-    learners: list[int]
-    done: bool
-
-
-class AddPartitions(Struct, array_like=True, frozen=True):
-    """The topic is to have so many partitions. It can only get more."""
-
-    name: Name
-    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)]
-
-
-class RemoveBroker(Struct, array_like=True, frozen=True):
-    """Its replicas go to others, then it is forgotten. The reply comes when that has begun."""
-
-    broker_id: BrokerId
-
-
-class Rebalance(Struct, array_like=True, frozen=True):
-    """Every broker is to get its share of replicas and leaders. The reply comes when that has begun."""
-
-
-class GetMoves(Struct, array_like=True, frozen=True):
-    pass
-
-
-class MovesReply(Struct, array_like=True, frozen=True):
-    """The partitions that are on their way to other brokers, and the brokers that are being removed."""
-
-    moves: list[PartitionMove]
-    draining: list[int]
+    settings: Settings = {}
+    revision: UInt32 = 0
 
 
 class Produce(Struct, array_like=True, frozen=True):
@@ -345,6 +311,8 @@ REQUESTS: Final[dict[int, type[Struct]]] = {
     33: RemoveBroker,
     34: Rebalance,
     35: GetMoves,
+    50: AlterTopic,
+    51: GetConsumers,
 }
 REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
     Hello: HelloReply,
@@ -371,6 +339,8 @@ REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
     RemoveBroker: Done,
     Rebalance: MovesReply,
     GetMoves: MovesReply,
+    AlterTopic: Done,
+    GetConsumers: ConsumersReply,
 }
 KIND_OF: Final[dict[type[Struct], int]] = {request: kind for kind, request in REQUESTS.items()}
 

@@ -226,11 +226,11 @@ def _two_changes_at_once() -> list[Patch]:
 def _lost_disk_same_name() -> list[Patch]:
     new_topic = catalog.Catalog.new_topic
 
-    def named_again(self: Any, name: str, partitions: int, uids: Any, voters: Any, broker: int) -> Any:
-        topic = new_topic(self, name, partitions, uids, voters, broker)
+    def named_again(self: Any, asked: Any, broker: int) -> Any:
+        topic = new_topic(self, asked, broker)
         mine = {
             uid: next(voter for voter in found if broker_of(voter) == broker)
-            for uid, found in zip(topic.partitions, voters, strict=True)
+            for uid, found in zip(topic.partitions, asked.voters, strict=True)
         }
         return msgspec.structs.replace(topic, replicas=mine)
 

@@ -127,7 +127,7 @@ def _offset_assigned_twice() -> list[Patch]:
         led = self._led_term
         watch(self)
         if self._led_term not in (0, led):
-            self._log._segments[-1].next_offset = self._owner._state.next_offset
+            self._log._segments[-1].next_offset = self._owner.state.next_offset
 
     return [(RaftReplica, "_watch_leadership", recounting)]
 

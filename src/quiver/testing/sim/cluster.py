@@ -176,8 +176,8 @@ class Cluster:
                 mine = partition.raft.raft
                 if mine.terms.last != raft.terms.last or mine.commit != raft.terms.last:
                     return f"{node.name} has {uid} up to {mine.terms.last}/{mine.commit} of {raft.terms.last}"
-                if partition._state.applied_index != raft.terms.last or mine.synced_index != raft.terms.last:
-                    return f"{node.name} has applied {partition._state.applied_index} of {raft.terms.last} in {uid}"
+                if partition.state.applied_index != raft.terms.last or mine.synced_index != raft.terms.last:
+                    return f"{node.name} has applied {partition.state.applied_index} of {raft.terms.last} in {uid}"
         return ""
 
     def compare_logs(self) -> None:
@@ -203,7 +203,7 @@ class Cluster:
                 lines.append(
                     f"{node.name}.{raft.me & 0xFFFF} {uid} {raft.role.value} term {raft.term} of {leader} "
                     f"log {partition._log.first_index}..{raft.terms.last} synced {raft.synced_index} "
-                    f"commit {raft.commit} applied {partition._state.applied_index}{' quiet' if raft.quiet else ''}"
+                    f"commit {raft.commit} applied {partition.state.applied_index}{' quiet' if raft.quiet else ''}"
                     f"{' failed' if raft.failed else ''}{'' if raft.may_vote else ' damaged'} "
                     f"voters {[v >> 32 for v in raft.membership.voters]}"
                 )

@@ -1,0 +1,80 @@
+"""Requests that change topics and where their partitions are, and what a broker asks a manager about them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from quiver.types import PARTITIONS_MAX, PartitionMove
+from quiver.wire.fields import REPLICAS_MAX, BrokerId, Name, Settings, Uid, UInt32
+
+
+class SetReplicas(Struct, array_like=True, frozen=True):
+    """Said by a manager to the leader of a partition: these brokers are to hold it, the first one is to lead.
+
+    The leader goes there one step of membership at a time. Asked again, it tells how far it is.
+    """
+
+    topic: Name
+    partition: UInt32
+    uid: Uid
+    epoch: UInt32
+    brokers: Annotated[list[BrokerId], Meta(min_length=1, max_length=REPLICAS_MAX)]
+
+
+class ReplicasReply(Struct, array_like=True, frozen=True):
+    """The brokers that vote and those that learn. `done`: it is as ordered, and that is committed."""
+
+    voters: list[int]
+    learners: list[int]
+    done: bool
+
+
+class AddPartitions(Struct, array_like=True, frozen=True):
+    """The topic is to have so many partitions. It can only get more."""
+
+    name: Name
+    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)]
+
+
+class RemoveBroker(Struct, array_like=True, frozen=True):
+    """Its replicas go to others, then it is forgotten. The reply comes when that has begun."""
+
+    broker_id: BrokerId
+
+
+class Rebalance(Struct, array_like=True, frozen=True):
+    """Every broker is to get its share of replicas and leaders. The reply comes when that has begun."""
+
+
+class GetMoves(Struct, array_like=True, frozen=True):
+    pass
+
+
+class MovesReply(Struct, array_like=True, frozen=True):
+    """The partitions that are on their way to other brokers, and the brokers that are being removed."""
+
+    moves: list[PartitionMove]
+    draining: list[int]
+
+
+class AlterTopic(Struct, array_like=True, frozen=True):
+    """Sets some settings of a topic, and gives others back to their defaults."""
+
+    name: Name
+    settings: Settings = {}
+    unset: Annotated[list[Name], Meta(max_length=100)] = []
+
+
+class GetConsumers(Struct, array_like=True, frozen=True):
+    """Who is registered to read a topic? Asked by a broker; a manager tells all that was acknowledged."""
+
+    topic: Name
+
+
+class ConsumersReply(Struct, array_like=True, frozen=True):
+    """Numbers of registered consumers: those of all partitions, and those of one."""
+
+    everywhere: list[int]
+    by_partition: dict[int, list[int]] = {}
