@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from quiver.errors import RequestError
 from quiver.metadata.commands import (
     AddPartitions,
+    AlterTopic,
     Command,
     CreateTopic,
     DeleteTopic,
@@ -90,8 +91,9 @@ def random_command(dice: random.Random, state: State | None = None) -> Command:
             add_partitions(topic, dice.randint(0, 5), dice.randint(1, 3)),
             PlaceReplicas(places),
             SettleReplicas(settled),
+            AlterTopic(topic, {"a": dice.randint(1, 3)}, dice.choice(([], ["b"])), dice.choice((None, 2))),
         ),
-        (4, 2, 4, 4, 4, 3, 1, 1, 2, 5, 3),
+        (4, 2, 4, 4, 4, 3, 1, 1, 2, 5, 3, 2),
     )[0]
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from quiver.errors import InvalidRequestError, RequestError, TopicExistsError, UnknownPartitionError, UnknownTopicError
-from quiver.metadata.commands import Command, CreateTopic, DeleteTopic, RegisterProducer, RemoveBroker
+from quiver.metadata.commands import AlterTopic, Command, CreateTopic, DeleteTopic, RegisterProducer, RemoveBroker
 from quiver.metadata.state import Broker, Consumer, Partition, Producer, Put, Remove, State, Topic
 from tests.metadata.kit import broker, consume, create, image, produce
 
@@ -192,3 +192,20 @@ def test_a_refused_registration_uses_no_id(state: State) -> None:
         with pytest.raises(RequestError):
             state.apply(command)
     assert (state.apply(produce("logs")).result.id, state.apply(consume("logs")).result.id) == (2, 2)
+
+
+def test_settings_are_set_unset_and_counted(state: State) -> None:
+    made = state.apply(CreateTopic("jobs", ["u5"], 2, 5, [], {"cleanup": "consumed"})).result
+    assert (made.settings, made.revision) == ({"cleanup": "consumed"}, 0)
+    altered = state.apply(AlterTopic("jobs", {"retention.ms": 5, "cleanup": "delete"})).result
+    assert (altered.settings, altered.revision) == ({"cleanup": "delete", "retention.ms": 5}, 1)
+    back = state.apply(AlterTopic("jobs", {}, ["cleanup", "segment.bytes"], 3)).result
+    assert (back.settings, back.revision, back.replication_factor) == ({"retention.ms": 5}, 2, 3)
+    assert back.partitions == made.partitions
+
+
+def test_settings_that_are_so_already_change_nothing(state: State) -> None:
+    state.apply(AlterTopic("logs", {"retention.ms": 5}))
+    same = state.apply(AlterTopic("logs", {"retention.ms": 5}, ["cleanup"], 2))
+    assert same.changes == [] and same.result.revision == 1
+    refused(state, AlterTopic("nope", {}), UnknownTopicError, "Topic nope does not exist")

@@ -29,7 +29,7 @@ from tests.metadata.kit import (
 # R12, and what the log's directory of a partition is called.
 COLUMNS = {
     "broker_metadata": ["broker_id", "endpoint", "last_heartbeat", "status", "disk_id", "phase"],
-    "topic_metadata": ["topic_name", "partitions", "replication_factor", "created_at"],
+    "topic_metadata": ["topic_name", "partitions", "replication_factor", "created_at", "settings", "revision"],
     "partition_metadata": [
         *("id", "topic_name", "partition_id", "uid", "broker_id", "replicas", "size", "voters"),
         *("epoch", "leaving", "moving"),
@@ -113,7 +113,7 @@ def test_the_rows_say_what_the_commands_did(url: str) -> None:
         found = dump(url)
     assert found == {
         "broker_metadata": [(1, "127.0.0.1:9001", None, "active", 7, ""), (2, "127.0.0.1:9002", None, "active", 8, "")],
-        "topic_metadata": [("logs", 2, 2, 1000)],
+        "topic_metadata": [("logs", 2, 2, 1000, "{}", 0)],
         "partition_metadata": [
             (1, "logs", 0, "u0", 1, "1,2", 0, f"{1 << 32 | 7},{2 << 32 | 8}", 0, "", 0),
             (2, "logs", 1, "u1", 2, "2,1", 0, f"{2 << 32 | 8},{1 << 32 | 7}", 0, "", 0),

@@ -335,19 +335,18 @@ class Hosting:
     async def _keep_retention(self) -> None:
         while True:
             await asyncio.sleep(self._settings.retention_check_s)
-            for name, here in list(self.partitions.items()):
-                found = [one for one in here.values() if isinstance(one, Partition) and one.leads]
-                if not found:
-                    continue
-                consumers: Consumers | None = None
+            consumers: dict[str, Consumers | None] = {}
+            for partition in [one for one in self.usable() if one.leads]:
+                topic = partition.topic
                 try:
-                    if found[0].rules.cleanup == CONSUMED:
-                        consumers = await self._consumers_of(name)
-                    for partition in found:
-                        self._awake[partition] = 0
-                        await partition.apply_retention(None if consumers is None else consumers.of(partition.number))
-                except QuiverError as error:  # this topic's trouble; the others still need it
-                    logger.warning("retention_failed topic=%s error=%r", name, error.message)
+                    if partition.rules.cleanup == CONSUMED and topic not in consumers:
+                        consumers[topic] = None  # until it is known who reads
+                        consumers[topic] = await self._consumers_of(topic)
+                    known = consumers.get(topic)
+                    self._awake[partition] = 0
+                    await partition.apply_retention(None if known is None else known.of(partition.number))
+                except QuiverError as error:  # this partition's trouble; the others still need it
+                    logger.warning("retention_failed topic=%s error=%r", topic, error.message)
 
 
 async def _hand_over(partition: Partition) -> None:

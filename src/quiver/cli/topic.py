@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,12 +11,21 @@ import typer
 from quiver.cli.options import AsJson, DataDir, Servers, examples, find_cluster, say
 from quiver.cli.ready import EXIT_FAILED
 from quiver.cli.render import print_json, table
+from quiver.errors import InvalidRequestError
+from quiver.topic_settings import NAMES, check_names, parse_assignments
 from quiver.types import PARTITIONS_MAX, TopicInfo, check_topic_name
 
 if TYPE_CHECKING:
     from quiver import Admin
 
 Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Name of the topic.")]
+
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", show_default=False, help=f"Setting, may be repeated: {', '.join(NAMES)}."
+    ),
+]
 
 _commands = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
@@ -32,17 +42,24 @@ def _admin(servers: str | None, data_dir: str | None) -> Admin:
     return Admin(find_cluster(servers, data_dir))
 
 
-@_commands.command(epilog=examples("quiver topic create logs", "quiver topic create logs --partitions 4"))
+@_commands.command(
+    epilog=examples(
+        "quiver topic create logs --partitions 4",
+        "quiver topic create jobs --set cleanup=consumed",
+    )
+)
 def create(
     name: Name,
     partitions: Annotated[int, typer.Option(min=1, max=PARTITIONS_MAX, help="Number of partitions.")] = 1,
+    settings: Set = None,
     servers: Servers = None,
     data_dir: DataDir = None,
 ) -> None:
     """Create a topic."""
     check_topic_name(name)
+    told = parse_assignments(settings or ())
     with _admin(servers, data_dir) as admin:
-        created = admin.create_topic(name, partitions)
+        created = admin.create_topic(name, partitions, told)
     print(f"Created topic {created.name} with {_count(len(created.partitions), 'partition')}.")
 
 
@@ -84,20 +101,36 @@ def describe(name: Name, as_json: AsJson = False, servers: Servers = None, data_
     )
 
 
-@_commands.command(epilog=examples("quiver topic alter logs --partitions 8"))
+@_commands.command(
+    epilog=examples(
+        "quiver topic alter logs --partitions 8",
+        "quiver topic alter logs --set retention.ms=86400000 --unset retention.bytes",
+    )
+)
 def alter(
     name: Name,
     partitions: Annotated[
-        int, typer.Option(min=1, max=PARTITIONS_MAX, show_default=False, help="Number of partitions, in all.")
-    ],
+        int | None, typer.Option(min=1, max=PARTITIONS_MAX, show_default=False, help="Number of partitions, in all.")
+    ] = None,
+    settings: Set = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option("--unset", metavar="NAME", help="Setting to be as if never set, may be repeated."),
+    ] = None,
     servers: Servers = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Give a topic more partitions. Producers and consumers notice it by themselves."""
+    """Change a topic's settings or give it more partitions, while it is used."""
     check_topic_name(name)
+    told, back = parse_assignments(settings or ()), check_names(unset or ())
+    if partitions is None and not told and not back:
+        raise InvalidRequestError("say what is to change: --partitions, --set or --unset")
     with _admin(servers, data_dir) as admin:
-        altered = admin.add_partitions(name, partitions)
-    print(f"Topic {altered.name} has {_count(len(altered.partitions), 'partition')}.")
+        if told or back:
+            altered = admin.alter_topic(name, told, back)
+        if partitions is not None:
+            altered = admin.add_partitions(name, partitions)
+    print(f"Topic {altered.name} has {_count(len(altered.partitions), 'partition')}{_said(altered.settings)}.")
 
 
 @_commands.command(epilog=examples("quiver topic delete logs", "quiver topic delete logs --yes"))
@@ -133,6 +166,16 @@ def describe_rows(topic: TopicInfo, offsets: dict[int, tuple[int, int]]) -> list
             }
         )
     return rows
+
+
+def _said(settings: Mapping[str, object]) -> str:
+    """', with cleanup=consumed, retention.ms=5000'"""
+    return "".join([", with ", ", ".join(f"{k}={shown(v)}" for k, v in settings.items())]) if settings else ""
+
+
+def shown(value: object) -> str:
+    """As it is typed."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _count(number: int, noun: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from types import TracebackType
 from typing import Self, TypeVar
@@ -21,6 +22,7 @@ from quiver.errors import (
     UnavailableError,
     UnknownTopicError,
 )
+from quiver.topic_settings import check_names, check_settings
 from quiver.types import (
     PARTITIONS_MAX,
     ManagerInfo,
@@ -30,7 +32,7 @@ from quiver.types import (
     TopicInfo,
     check_topic_name,
 )
-from quiver.wire.admin_messages import AddPartitions, GetMoves, MovesReply, Rebalance, RemoveBroker
+from quiver.wire.admin_messages import AddPartitions, AlterTopic, GetMoves, MovesReply, Rebalance, RemoveBroker
 from quiver.wire.messages import (
     OFFSET_EARLIEST,
     OFFSET_LATEST,
@@ -50,17 +52,23 @@ class AsyncAdmin:
     def __init__(self, servers: str, *, request_timeout: float = 30.0, client_id: str = "") -> None:
         self._cluster = Cluster(servers, client_id or f"admin-{os.getpid()}", request_timeout)
 
-    async def create_topic(self, name: str, partitions: int = 1) -> TopicInfo:
-        """Raises TopicExistsError when it is there already, InvalidTopicError for a name that is not allowed."""
+    async def create_topic(
+        self, name: str, partitions: int = 1, settings: Mapping[str, object] | None = None
+    ) -> TopicInfo:
+        """`settings` by name (docs/settings.md), as {"retention.ms": 86_400_000}.
+
+        Raises TopicExistsError when it is there already, InvalidTopicError for a name that is not allowed.
+        """
         check_topic_name(name)
         _check_partitions(partitions)
+        told = check_settings(settings or {})
         unknown_outcome = False
 
         async def once() -> None:
             nonlocal unknown_outcome
             connection = await self._cluster.any_connection()
             try:
-                await self._cluster.call(connection, CreateTopic(name, partitions), Done)
+                await self._cluster.call(connection, CreateTopic(name, partitions, settings=told), Done)
             except (ConnectionLostError, OutcomeUnknownError, RequestTimeoutError):
                 unknown_outcome = True
                 raise
@@ -80,6 +88,15 @@ class AsyncAdmin:
         check_topic_name(name)
         _check_partitions(partitions)
         await self._change(AddPartitions(name, partitions), Done)
+        return await self.describe_topic(name)
+
+    async def alter_topic(
+        self, name: str, settings: Mapping[str, object] | None = None, unset: Sequence[str] = ()
+    ) -> TopicInfo:
+        """Sets settings, and lets those of `unset` be as if they had never been set. Brokers follow at once."""
+        check_topic_name(name)
+        told, back = check_settings(settings or {}), check_names(unset)
+        await self._change(AlterTopic(name, told, back), Done)
         return await self.describe_topic(name)
 
     async def remove_broker(self, broker: int) -> None:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from quiver.client.partitioner import check_partition
@@ -276,7 +277,7 @@ class Cluster:
             infos = list(known.partitions)
             if infos[partition].leader != leader:
                 infos[partition] = PartitionInfo(partition, leader, infos[partition].replicas)
-                self._topics[topic] = TopicInfo(topic, tuple(infos))
+                self._topics[topic] = msgspec.structs.replace(known, partitions=tuple(infos))
                 return
         self._turn += 1
         if known is not None:

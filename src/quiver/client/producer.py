@@ -36,6 +36,7 @@ from quiver.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
+from quiver.topic_settings import message_bytes_of
 from quiver.types import Headers, TopicInfo
 from quiver.wire.records import (
     COMPRESSIONS,
@@ -199,8 +200,9 @@ class ProducerEngine:
         if headers is not None:
             pairs = check_headers(headers)
             size += _headers_bytes(pairs)
-        if size > self._message_bytes_max:
-            raise self._too_large(size)
+        limit = self._message_bytes_max if not topic.settings else self._limit_of(topic)
+        if size > limit:
+            raise _too_large(size, limit)
         if timestamp is None:
             timestamp = self._clock.now_us()
         elif type(timestamp) is not int or not -(2**63) <= timestamp < 2**63:
@@ -259,22 +261,21 @@ class ProducerEngine:
         else:
             batches = list(_batches_of_list(records, keys, now_us))
         planned: list[Planned] = []
-        limit = self._message_bytes_max
+        limit = self._limit_of(topic)
         for batch in batches:
             for piece, size in split_batch(batch, min(self._batch_bytes, _SLICE_BYTES_MAX)):
                 if size > limit and (largest := largest_record_bytes(piece)) > limit:
-                    raise self._too_large(largest)
+                    raise _too_large(largest, limit)
                 # Headers are not in the check above; a record that is over the limit by them stands alone by now.
                 if piece.num_rows == 1 and size > limit + _BATCH_ROOM_BYTES // 8:
-                    raise self._too_large(size)
+                    raise _too_large(size, limit)
                 with self._lock:
                     spread = self._partitioner.spread(topic.name, len(topic.partitions), partition, piece)
                     planned.extend(Planned(number, part, timestamps) for number, part in spread)
         return planned
 
-    def _too_large(self, size: int) -> MessageTooLargeError:
-        limit = self._message_bytes_max
-        return MessageTooLargeError(f"a message of {size} bytes is over the limit of {limit}", size=size, limit=limit)
+    def _limit_of(self, topic: TopicInfo) -> int:
+        return message_bytes_of(topic.settings, self._message_bytes_max)
 
     def _new_sender(self, topic: str, partition: int) -> PartitionSender:
         queue = PartitionQueue(topic, partition, self._batch_bytes, self._linger_s)
@@ -392,3 +393,7 @@ def _batches_of_list(records: Any, keys: Any, now_us: int) -> Any:
             yield batch_from_lists([now_us], part_keys, part, None)
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
             raise InvalidRequestError(f"send_many takes bytes: {error}") from error
+
+
+def _too_large(size: int, limit: int) -> MessageTooLargeError:
+    return MessageTooLargeError(f"a message of {size} bytes is over the limit of {limit}", size=size, limit=limit)

@@ -74,7 +74,9 @@ class Administration:
 
     async def create_topic(self, call: Call) -> HttpAnswer:
         asked: NewTopic = call.body
-        topic = await self._registry.create_topic(asked.name, asked.partitions, asked.replication_factor)
+        topic = await self._registry.create_topic(
+            asked.name, asked.partitions, asked.replication_factor, asked.settings
+        )
         return answer(self._described(topic), 201, ("location", f"/v1/topics/{quote(topic.name)}"))
 
     async def describe_topic(self, call: Call) -> HttpAnswer:
@@ -82,7 +84,15 @@ class Administration:
 
     async def alter_topic(self, call: Call) -> HttpAnswer:
         asked: TopicChange = call.body
-        return answer(self._described(await self._registry.add_partitions(call.path["topic"], asked.partitions)))
+        name = call.path["topic"]
+        topic = await self._registry.known_topic(name)
+        if asked.settings:
+            told = {setting: value for setting, value in asked.settings.items() if value is not None}
+            topic = await self._registry.alter_topic(name, told, [one for one in asked.settings if one not in told])
+            await self._moves.resize(topic)
+        if asked.partitions is not None:
+            topic = await self._registry.add_partitions(name, asked.partitions)
+        return answer(self._described(topic))
 
     async def delete_topic(self, call: Call) -> HttpAnswer:
         await self._classic.delete_topic(call.path["topic"])
@@ -91,7 +101,7 @@ class Administration:
     def _described(self, topic: TopicState) -> Topic:
         leader_of = self._registry.brokers.leader_of
         rows = [PartitionRow(p.number, leader_of(p), list(p.replicas)) for p in topic.partitions]
-        return Topic(topic.name, topic.replication_factor, topic.created_us, rows)
+        return Topic(topic.name, topic.replication_factor, topic.created_us, rows, topic.settings)
 
     # -- offsets -------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import msgspec
 from quiver.errors import (
     ConflictError,
     MessageTooLargeError,
+    NoConsumersError,
     OffsetOutOfRangeError,
     OutOfOrderSequenceError,
     ProducerFencedError,
@@ -32,6 +33,7 @@ _STATUS: Final[dict[type[QuiverError], int]] = {
     ConflictError: 409,
     OutOfOrderSequenceError: 409,
     ProducerFencedError: 409,
+    NoConsumersError: 409,
     MessageTooLargeError: 413,
     OffsetOutOfRangeError: 416,
 }

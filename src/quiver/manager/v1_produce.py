@@ -20,6 +20,7 @@ from quiver.manager.v1_call import Call, answer
 from quiver.manager.v1_media import RECORD_MEDIA, content_type
 from quiver.manager.v1_shapes import Produced, Stored
 from quiver.metadata.state import Topic
+from quiver.topic_settings import message_bytes_of
 from quiver.wire.partitioning import partition_of_key
 
 PRODUCER_HEADER: Final = "Quiver-Producer"
@@ -65,7 +66,8 @@ class Producing:
         # Arrow is loaded with the first request: a node that serves none stays small.
         from quiver.manager.v1_records import Limits, batches_of
 
-        limits = Limits(self._message_bytes_max, self._body_bytes_max, len(topic.partitions))
+        message_bytes_max = message_bytes_of(topic.settings, self._message_bytes_max)
+        limits = Limits(message_bytes_max, self._body_bytes_max, len(topic.partitions))
         choose = _Chooser(self._turn(topic), limits.partitions)
         found = await batches_of(media, call.request.body, limits, self._clock.now_us(), choose, partition)
         if choose.used:

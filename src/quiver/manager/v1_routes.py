@@ -73,7 +73,7 @@ ROUTES: Final = (
         "PATCH",
         "/v1/topics/{topic}",
         "alter_topic",
-        "Give a topic more partitions",
+        "Give a topic more partitions or other settings",
         _json(shapes.Topic),
         body=_json(shapes.TopicChange),
         errors=(*_OF_TOPIC, 409, 413, 415),
@@ -97,7 +97,7 @@ ROUTES: Final = (
         _json(shapes.Produced),
         body=RECORDS_IN,
         headers={PRODUCER_HEADER: PRODUCE_HEADERS[PRODUCER_HEADER]},
-        errors=(*_OF_TOPIC, 413, 415),
+        errors=(*_OF_TOPIC, 409, 413, 415),
     ),
     Route(
         "POST",

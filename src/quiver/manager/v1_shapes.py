@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from quiver.manager.registry import REPLICATION_FACTOR_DEFAULT
+from quiver.topic_settings import NAMES as SETTING_NAMES
 from quiver.topic_settings import REPLICATION_FACTOR_MAX
 from quiver.types import PARTITIONS_MAX, TOPIC_NAME_BYTES_MAX
 
@@ -199,12 +200,14 @@ class NewTopic(Body, frozen=True):
     name: TopicName
     partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 1
     replication_factor: Annotated[int, Meta(ge=1, le=REPLICATION_FACTOR_MAX)] = REPLICATION_FACTOR_DEFAULT
+    settings: Annotated[dict[str, bool | int | str], Meta(description=f"By name: {', '.join(SETTING_NAMES)}")] = {}
 
 
 class TopicChange(Body, frozen=True):
-    """So many partitions in all; their number can only grow."""
+    """So many partitions in all; their number can only grow. Settings that are null are as if never set."""
 
-    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)]
+    partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] | None = None
+    settings: dict[str, bool | int | str | None] = {}
 
 
 class TopicRow(Answer, frozen=True):
@@ -230,6 +233,7 @@ class Topic(Answer, frozen=True):
     replication_factor: int
     created: Time
     partitions: list[PartitionRow]
+    settings: Annotated[dict[str, bool | int | str], Meta(description="What was set; all else is as usual")] = {}
 
 
 class Broker(Answer, frozen=True):
