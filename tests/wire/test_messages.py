@@ -10,7 +10,15 @@ from msgspec import Struct
 
 from quiver.errors import InvalidRequestError, ProtocolError
 from quiver.types import PARTITIONS_MAX
-from quiver.wire.admin_messages import AddPartitions, GetMoves, Rebalance, RemoveBroker, SetReplicas
+from quiver.wire.admin_messages import (
+    AddPartitions,
+    AlterTopic,
+    GetConsumers,
+    GetMoves,
+    Rebalance,
+    RemoveBroker,
+    SetReplicas,
+)
 from quiver.wire.messages import (
     CONSUMER_NAME_MAX,
     HELLO_BYTES_MAX,
@@ -78,6 +86,8 @@ EXAMPLES: list[Struct] = [
     RemoveBroker(2**31 - 1),
     Rebalance(),
     GetMoves(),
+    AlterTopic("logs", {"cleanup": "consumed", "retention.ms": 2**53, "require.consumers": True}, ["segment.bytes"]),
+    GetConsumers("logs"),
     GetQuorum(),
     ForPrimary("c" * 64, 3, b"request"),
     ManagerBeat(1, "127.0.0.1:9400", "http://127.0.0.1:8002", 1 << 32 | 7, 0),
