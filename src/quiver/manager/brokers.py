@@ -149,7 +149,7 @@ class Brokers:
 
     async def _make(self, broker_id: int, topic: Topic) -> None:
         with contextlib.suppress(TopicExistsError):  # said twice: the broker has it
-            await self._links[broker_id].call(_creation(topic))
+            await self._links[broker_id].call(creation_of(topic))
 
     async def unhost(self, topic: Topic) -> None:
         """Tells all brokers that a topic is deleted. Raises when no one could do it; those that are late are noted."""
@@ -186,12 +186,12 @@ class Brokers:
         if holds and holds == has.keys() and as_made:
             return
         try:
-            await link.call(_creation(topic))
+            await link.call(creation_of(topic))
         except (TopicExistsError, InvalidRequestError):
             if not holds or not has:
                 # It knows the name and has nothing of it: perhaps of an earlier topic. To say it anew loses nothing.
                 await link.call(DeleteTopic(name, uids[0]))
-                await link.call(_creation(topic))
+                await link.call(creation_of(topic))
 
     def concerned(self, topic: Topic) -> list[int]:
         """Whom to tell of a topic: all. Without groups only who has it: each would make a group of its own."""
@@ -200,7 +200,7 @@ class Brokers:
         return [broker_id for broker_id in self._links if to_all or any(broker_id in group for group in groups)]
 
 
-def _creation(topic: Topic) -> CreateTopic | HostTopic:
+def creation_of(topic: Topic) -> CreateTopic | HostTopic:
     uids = [partition.uid for partition in topic.partitions]
     voters = [list(partition.voters) for partition in topic.partitions]
     voters = voters if any(voters) else []

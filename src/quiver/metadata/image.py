@@ -39,7 +39,7 @@ def copy_of(state: State) -> State:
 
 
 def encode_state(state: State) -> bytes:
-    rows = (list(found.values()) for found in _entities(state))
+    rows = (list(found.values()) for found in entities_of(state))
     image = _Image(state.applied, state.counters, *rows)
     return zlib.compress(msgspec.msgpack.encode(image), _LEVEL)
 
@@ -62,12 +62,12 @@ def decode_state(raw: bytes) -> State:
 def difference(old: State, new: State) -> list[Put | Remove]:
     """The changes that make the entities of `old` those of `new`."""
     changes: list[Put | Remove] = []
-    for before, after in zip(_entities(old), _entities(new), strict=True):
+    for before, after in zip(entities_of(old), entities_of(new), strict=True):
         changes += [Remove(entity) for key, entity in before.items() if key not in after]
         changes += [Put(entity) for key, entity in after.items() if before.get(key) != entity]
     return changes
 
 
-def _entities(state: State) -> tuple[dict[Any, Any], ...]:
+def entities_of(state: State) -> tuple[dict[Any, Any], ...]:
     """By what names a row: a broker that was removed is one too."""
     return state.topics, state.producers, state.consumers, state.brokers | state.removed, state.managers

@@ -11,7 +11,7 @@ from quiver.log.slots import HardStateFile
 from quiver.raft import Install, Membership, Raft, TermRuns, Truncate
 from quiver.raft.leader import Leader
 from quiver.replication.admission import Admission
-from quiver.replication.group import broker_of
+from quiver.replication.group import broker_of, replica_id
 from quiver.replication.raft_replica import RaftReplica
 from quiver.testing.plants.registry import Patch, plant
 
@@ -238,3 +238,40 @@ def _lost_disk_same_name() -> list[Patch]:
         (catalog.Catalog, "new_topic", named_again),
         (catalog.Catalog, "renew_replica", lambda self, topic, uid, broker: topic),
     ]
+
+
+@plant("moved-back-same-name", "a replica that moved away and comes back has its old id")
+def _moved_back_same_name() -> list[Patch]:
+    def new_replicas(self: Any, broker: int, uids: list[str], voters: list[list[int]]) -> dict[str, int]:
+        found = zip(uids, voters, strict=False)
+        me = replica_id(broker, self.disk_id)
+        return {uid: me for uid, named in found if broker in map(broker_of, named)}
+
+    return [(catalog.Catalog, "_new_replicas", new_replicas)]
+
+
+@plant("stale-word-obeyed", "a broker deletes a replica because of what a manager said before it said otherwise")
+def _stale_word_obeyed() -> list[Patch]:
+    changed_topic = catalog.Catalog.changed_topic
+
+    def obedient(self: Any, topic: Any, asked: Any, broker: int) -> Any:
+        forgotten = msgspec.structs.replace(topic, epochs=[-1] * len(topic.partitions))
+        return changed_topic(self, forgotten, asked, broker)
+
+    return [(catalog.Catalog, "changed_topic", obedient)]
+
+
+@plant("leaves-before-others-vote", "by order a replica leaves before those that are wanted instead of it vote")
+def _leaves_before_others_vote() -> list[Patch]:
+    next_by_order = Admission._next_by_order
+
+    def hasty(self: Any, raft: Any, heard: Any) -> Any:
+        order, voting = self._order, set(map(broker_of, raft.membership.voters))
+        there = tuple(broker for broker in order.brokers if broker in voting)
+        self._order = order._replace(brokers=there or order.brokers)
+        try:
+            return next_by_order(self, raft, heard)
+        finally:
+            self._order = order
+
+    return [(Admission, "_next_by_order", hasty)]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Executor
 from typing import Any
 
+from quiver.broker import partition
 from quiver.broker.partition import Partition
 from quiver.broker.partition_state import PartitionState
 from quiver.log import recovery, segment
+from quiver.log.checkpoint import Checkpoint
 from quiver.log.flush import FlushJob
 from quiver.log.partition_log import PartitionLog
+from quiver.manager import quorum
 from quiver.raft import Membership
 from quiver.raft.leader import Leader
 from quiver.replication import group
@@ -190,3 +195,32 @@ def _checkpoint_end_believed() -> list[Patch]:
             self.terms.extend(found.terms, log.checkpoint.index)
 
     return [(group.LogView, "__init__", claiming)]
+
+
+@plant("check-point-over-snapshot", "a check-point under way takes the place of the snapshot that came meanwhile")
+def _checkpoint_over_snapshot() -> list[Patch]:
+    async def careless(log: PartitionLog, checkpoint: Checkpoint, executor: Executor) -> None:
+        job = log.begin_checkpoint(checkpoint)
+        await asyncio.get_running_loop().run_in_executor(executor, job.run)
+        log.finish_checkpoint(job)
+
+    return [(partition, "write_checkpoint", careless), (quorum, "write_checkpoint", careless)]
+
+
+@plant("mark-before-sync", "the sync mark says that entries are on disk before they are")
+def _mark_before_sync() -> list[Patch]:
+    run = FlushJob.run
+
+    def early(self: Any) -> None:
+        self.mark.raise_to(self.end.next_index)
+        run(self)
+
+    return [(FlushJob, "run", early)]
+
+
+@plant("room-taken-for-entries", "recovery takes the room behind the last entry for entries that were lost")
+def _room_taken_for_entries() -> list[Patch]:
+    def all_of_it(file: Any, path: str, size_bytes: int) -> int:
+        return size_bytes
+
+    return [(recovery, "_without_room", all_of_it)]

@@ -14,7 +14,8 @@ from multiprocessing import get_context
 from typing import Final, NamedTuple
 
 from quiver.testing.plants import planted
-from quiver.testing.sim.run import run_seed
+from quiver.testing.sim.manager_run import ManagersPlay
+from quiver.testing.sim.run import play, run_seed
 
 TRACE_LINES: Final = 60
 _AHEAD: Final = 4  # runs given to each process before their results are taken
@@ -27,22 +28,30 @@ class Report(NamedTuple):
     events: int
     simulated_s: float
     digest: int
-    acknowledged: int
+    acknowledged: int  # records
+    commands: int  # the same of managers
     violation: str
     story: list[str]
 
 
 def report(seed: int, plant: str = "", lines: int = TRACE_LINES) -> Report:
-    """Runs one seed."""
+    """Runs one seed: its brokers, then its managers."""
     with planted(plant):
-        found = run_seed(seed)
+        brokers = found = run_seed(seed)
+        managers = None
+        if brokers.violation is None:
+            managers = found = play(ManagersPlay(seed))
     violation, story = "", []
     if found.violation is not None:
         violation = str(found.violation)
         story = [*found.trace.last(lines), "", *found.state]
         if found.violation.__cause__ is not None:
             story += ["", *"".join(traceback.format_exception(found.violation.__cause__)).splitlines()]
-    return Report(seed, found.events, found.simulated_s, found.digest, found.acknowledged, violation, story)
+    events, simulated_s, digest, commands = brokers.events, brokers.simulated_s, brokers.digest, 0
+    if managers is not None:
+        events, simulated_s = events + managers.events, simulated_s + managers.simulated_s
+        digest, commands = digest << 32 | managers.digest, managers.acknowledged
+    return Report(seed, events, simulated_s, digest, brokers.acknowledged, commands, violation, story)
 
 
 def reports(seeds: Iterable[int], plant: str = "", jobs: int = 1) -> Iterator[Report]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from quiver.errors import NotLeaderError, QuiverError, RequestTimeoutError
+from quiver.errors import NotLeaderError, OutOfOrderSequenceError, QuiverError, RequestTimeoutError
 from quiver.testing.history import History, ProducerLog
 from quiver.testing.sim.ledger import Ledger
 from quiver.testing.sim.network import Network
@@ -126,8 +126,8 @@ class Producer:
     async def run(self) -> None:
         clients = self._clients
         while not clients.stopping:
-            await self._deliver([self._batch() for _ in range(clients.chance.randint(1, 3))])
-            await clients.pause(0.1)
+            await self._deliver([self._batch() for _ in range(clients.chance.randint(1, 5))])
+            await clients.pause(0.05)
             if clients.chance.random() < 0.02:  # it was opened again
                 self._epoch, self._sequence = self._epoch + 1, 0
         self.is_done = True
@@ -150,8 +150,10 @@ class Producer:
 
     async def _deliver(self, batches: list[Batch]) -> None:
         while batches:
+            asked = self._leader
             replies = await asyncio.gather(*map(self._send, batches))
-            batches = [batch for batch, reply in zip(batches, replies, strict=True) if not self._acked(batch, reply)]
+            told = zip(batches, replies, strict=True)
+            batches = [batch for batch, reply in told if not self._acked(batch, reply, asked)]
             if batches:
                 await self._clients.pause(0.05)
 
@@ -170,16 +172,16 @@ class Producer:
             batch.sequence,
         )
         try:
-            reply, _ = await self._clients.call(self._leader, request, batch.payload)
+            reply, _ = await self._clients.call(self._leader, request, batch.payload, timeout_s=0.5)
         except QuiverError as error:
             return error
         found: ProduceReply = reply
         return found
 
-    def _acked(self, batch: Batch, reply: ProduceReply | QuiverError) -> bool:
+    def _acked(self, batch: Batch, reply: ProduceReply | QuiverError, asked: int) -> bool:
         clients = self._clients
         if isinstance(reply, QuiverError):
-            self._leader = leader_after(clients, reply, self._leader)
+            self._leader = leader_after(clients, reply, asked)
             return False
         group = clients.ledger.group(clients.uids[self._topic, self._partition])
         if group.sequences.get((self._id, self._epoch), 0) <= batch.sequence:
@@ -194,6 +196,8 @@ class Producer:
 
 def leader_after(clients: Clients, error: QuiverError, asked: int) -> int:
     """Whom to ask next."""
+    if isinstance(error, OutOfOrderSequenceError):
+        return asked  # it leads; an earlier batch is still on its way
     if isinstance(error, NotLeaderError):
         told = int(error.facts.get("leader", 0))
         if told in clients.network.nodes and told != asked:

@@ -7,7 +7,8 @@ import random
 from quiver.broker.partition import Partition
 from quiver.errors import CorruptLogError, LogFailedError
 from quiver.raft import Raft
-from quiver.replication.group import replica_id
+from quiver.replication.group import broker_of
+from quiver.testing.sim.director import Placement
 from quiver.testing.sim.ledger import Ledger
 from quiver.testing.sim.network import Network
 from quiver.testing.sim.node import Node
@@ -15,7 +16,6 @@ from quiver.testing.sim.plan import Plan
 from quiver.testing.sim.trace import Trace
 from quiver.testing.sim.world import Violation, World
 from quiver.wire.frame import encode_frame
-from quiver.wire.messages import CreateTopic
 
 TOPIC = "logs"
 
@@ -44,27 +44,29 @@ class Cluster:
         self.uids = uids
         self.at_risk: dict[int, None] = {}  # nodes that lost something they had acknowledged, and are not whole again
         self.flipped: dict[int, None] = {}  # nodes with a flipped bit
-        self._topic: CreateTopic | None = None
+        self.placement = Placement(trace)
         for node_id in range(1, plan.brokers + 1):
-            node = Node(node_id, world, self.network, trace, plan.settings(node_id), chance, ledger.leaving)
+            node = self._make_node(node_id)
             node.clock_rate = 1 + chance.uniform(-plan.clock_spread, plan.clock_spread)
             self.nodes[node_id] = ledger.nodes[node_id] = node
             self.network.add(node)
 
+    def _make_node(self, node_id: int) -> Node:
+        settings = self.plan.settings(node_id)
+        return Node(node_id, self.world, self.network, self.trace, settings, self.chance, self.ledger.leaving)
+
     def start(self) -> None:
         for node in self.nodes.values():
             node.start()
-        voters = [replica_id(node.id, node.broker.disk_id) for node in self.nodes.values()]
-        groups = [voters[number:] + voters[:number] for number in range(self.plan.partitions)]
-        self._topic = CreateTopic(TOPIC, self.plan.partitions, uids=[*self.uids.values()], voters=groups)
+        disks = {node.id: node.broker.disk_id for node in self.nodes.values()}
+        self.placement.create(TOPIC, [*self.uids.values()], self.plan.replicas, disks)
         for node in self.nodes.values():
-            node.host(self._topic)
+            node.host(self.placement.word)
 
     def start_node(self, node: Node) -> None:
         if not node.is_alive:
             node.start()
-            assert self._topic is not None
-            node.host(self._topic)
+            node.host(self.placement.word)
 
     # -- what is there -------------------------------------------------------------------------------------------
 
@@ -85,28 +87,37 @@ class Cluster:
         return max(leading, key=lambda found: found[2].term, default=None)
 
     def is_whole(self, node: Node) -> bool:
-        """It has all its partitions, votes in each group, and has what is committed."""
+        """In each group that counts it, it has what is committed; and no group lacks a voter."""
         if not node.is_alive:
             return False
         for uid in self.uids.values():
-            partition = node.partitions.get(uid)
-            if partition is None or partition.raft is None or partition._log.failure is not None:
+            leader = self.leader(uid)
+            if leader is None or leader[2].membership_index > leader[2].commit:
                 return False
-            raft, leader = partition.raft.raft, self.leader(uid)
-            if leader is None or raft.me not in leader[2].membership.voters or raft.failed or not raft.may_vote:
+            voters = leader[2].membership.voters
+            if len(voters) < self.plan.replicas:
                 return False
-            if leader[2].membership_index > leader[2].commit or raft.synced_index < self.ledger.group(uid).commit:
-                return False
-            if node.id in self.flipped and _is_damaged(partition):
+            if any(broker_of(voter) == node.id for voter in voters) and not self._has_all(node, uid, voters):
                 return False
         return True
+
+    def _has_all(self, node: Node, uid: str, voters: tuple[int, ...]) -> bool:
+        partition = node.partitions.get(uid)
+        if partition is None or partition.raft is None or partition._log.failure is not None:
+            return False
+        raft = partition.raft.raft
+        if raft.me not in voters or raft.failed or not raft.may_vote:
+            return False
+        if raft.synced_index < self.ledger.group(uid).commit:
+            return False
+        return not (node.id in self.flipped and _is_damaged(partition))
 
     def may_lose_data(self, node: Node) -> bool:
         """A minority at most may have lost anything at one time."""
         for other in list(self.at_risk):
             if self.is_whole(self.nodes[other]):
                 del self.at_risk[other]
-        return len({**self.at_risk, node.id: None}) <= (self.plan.brokers - 1) // 2
+        return len({**self.at_risk, node.id: None}) <= (self.plan.replicas - 1) // 2
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -125,7 +136,9 @@ class Cluster:
             self.start_node(node)
 
     def is_broken(self, node: Node) -> bool:
-        for uid in self.uids.values():
+        """It cannot use a partition that it has."""
+        topic = node.hosting.catalog.topics.get(TOPIC)
+        for uid in topic.replicas if topic is not None else self.uids.values():
             partition = node.partitions.get(uid)
             if partition is None or partition._log.failure is not None:
                 return True
@@ -134,10 +147,9 @@ class Cluster:
     def tend(self) -> None:
         """Every now and then a manager tells a node what it is to have, and an operator restarts one that failed."""
         for node in self.nodes.values():
-            assert self._topic is not None
             if not node.is_alive:
                 self.start_node(node)
-            node.host(self._topic)
+            node.host(self.placement.word)
             failed = [p for p in node.partitions.values() if p._log.failure is not None]
             if failed or any(isinstance(p, LogFailedError) for p in node.hosting.partitions.get(TOPIC, {}).values()):
                 node.die(power_cut=False)
@@ -151,14 +163,16 @@ class Cluster:
             node.disk.sync_directory(directory.rpartition("/")[0])
 
     def unsettled_groups(self) -> str:
-        """Which group has no leader or not all its members; empty when all have."""
+        """Which group has no leader or is not where it should be; empty when all are well."""
         for uid in self.uids.values():
             leader = self.leader(uid)
             if leader is None or leader[1].raft is None or not leader[1].raft.leads:
                 return f"{uid} has no leader"
-            raft = leader[2]
-            if len(raft.membership.voters) != self.plan.brokers or raft.membership.learners:
-                return f"{uid} has the members {raft.membership}"
+            membership, wanted = leader[2].membership, self.placement.of(uid)
+            if sorted(map(broker_of, membership.voters)) != sorted(wanted.replicas) or membership.learners:
+                return f"{uid} has the members {membership}, wanted are {wanted.replicas}"
+            if wanted.moving:
+                return f"{uid} is moving"
         return ""
 
     def unsettled(self) -> str:
@@ -169,8 +183,13 @@ class Cluster:
             leader = self.leader(uid)
             assert leader is not None
             raft = leader[2]
+            wanted = self.placement.of(uid).replicas
             for node in self.nodes.values():
                 partition = node.partitions.get(uid) if node.is_alive else None
+                if node.id not in wanted:
+                    if node.disk.exists(node.directory(uid)):
+                        return f"{node.name} still has {uid}"
+                    continue
                 if partition is None or partition.raft is None:
                     return f"{node.name} does not have {uid}"
                 mine = partition.raft.raft

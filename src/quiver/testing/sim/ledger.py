@@ -63,7 +63,9 @@ class Group:
 
 
 class Ledger:
-    def __init__(self, uids: Sequence[str]) -> None:
+    def __init__(self, uids: Sequence[str], replicas: int) -> None:
+        """A group of so many replicas is never smaller than its majority: who leaves is a minority, or is replaced."""
+        self.voters_min = replicas // 2 + 1
         self.groups: dict[str, Group] = {uid: Group(uid) for uid in uids}
         self.nodes: dict[int, Node] = {}
         self.sent: dict[tuple[int, int, int], tuple[list[bytes], int]] = {}  # batch -> its values and checksum
@@ -158,16 +160,7 @@ class Ledger:
         if partition is None or partition.raft is None:
             return
         group = self.group(uid)
-        if header.index == group.commit + 1:
-            self._check_majority(partition.raft.raft, group, header)
-            self._enter(group, header, payload)
-        elif header.index > group.commit:
-            raise Violation("2 committed stays", f"{node.name} applies {header.index}, {group.commit} are known")
-        known = group.entries[header.index - 1]
-        if known.header != header:
-            raise Violation(
-                "2 committed stays", f"{node.name} has {_shown(header)} where {_shown(known.header)} was committed"
-            )
+        known = self._check_entry(node, group, partition.raft.raft, header, payload)
         for consumer, offset in known.positions.items():
             if state.positions.get(consumer) != offset:
                 detail = f"{node.name} has {consumer} at {state.positions.get(consumer)} after {header.index}"
@@ -176,6 +169,20 @@ class Ledger:
             image = zlib.crc32(state.image().state)
             if group.images.setdefault(header.index, image) != image:
                 raise Violation("2 one state", f"{node.name} has another state after entry {header.index} of {uid}")
+
+    def _check_entry(self, node: Node, group: Group, raft: Raft, header: FrameHeader, payload: Any) -> Committed:
+        """Enters it, or compares it with what was entered."""
+        if header.index == group.commit + 1:
+            self._check_majority(raft, group, header)
+            self._enter(group, header, payload)
+        elif header.index > group.commit:
+            raise Violation("2 committed stays", f"{node.name} applies {header.index}, {group.commit} are known")
+        known = group.entries[header.index - 1]
+        if known.header != header:
+            raise Violation(
+                "2 committed stays", f"{node.name} has {_shown(header)} where {_shown(known.header)} was committed"
+            )
+        return known
 
     def _enter(self, group: Group, header: FrameHeader, payload: Any) -> None:
         if header.base_offset != group.next_offset:
@@ -189,6 +196,8 @@ class Ledger:
             membership = decode_membership(payload)
             if group.membership is not None and not membership.is_one_step_from(group.membership):
                 raise Violation("one change at a time", f"{group.membership} is followed by {membership}")
+            if len(membership.voters) < self.voters_min:
+                raise Violation("enough voters", f"{group.uid} has {membership} and needs {self.voters_min}")
             group.membership = membership
         elif header.kind == Kind.POSITIONS:
             for position in _positions_decoder.decode(payload):
@@ -225,11 +234,11 @@ class Ledger:
             return max(had.values(), default=0) >= header.index  # before its disk was lost
         if durable_term(node.disk, node.directory(uid), header.index) == header.term:
             return True
-        return partition._log.first_index > header.index  # it came with a snapshot
+        return bool(partition._log.first_index > header.index)  # it came with a snapshot
 
     def truncating(self, node: Node, directory: str, index: int) -> None:
         """Entries from `index` on are about to be removed from a log."""
-        uid = directory.rpartition("/")[2]
+        uid = node.uid_of(directory)
         group, partition = self.group(uid), node.partitions.get(uid)
         if partition is None or index > group.commit:
             return
@@ -239,12 +248,17 @@ class Ledger:
 
     def installing(self, node: Node, directory: str, start: int) -> None:
         """A log is about to be replaced by a snapshot that begins after `start`: only one that has not got that far."""
-        group = self.group(directory.rpartition("/")[2])
+        group = self.group(node.uid_of(directory))
         if 0 < start <= group.commit:
             found = durable_term(node.disk, directory, start)
             if found == group.entries[start - 1].header.term:
                 detail = f"{node.name} has entry {start} and more, and takes a snapshot of it"
                 self.found.append(Violation("2 committed stays", detail))
+
+    def damaged(self, node: Node, text: str) -> None:
+        """A replica found its log damaged: only a flipped bit does that, no crash and no disk that fails or is full."""
+        if not node.disk.flips:
+            self.found.append(Violation("no damage by itself", f"{node.name} says {text}"))
 
     # -- what leaves ---------------------------------------------------------------------------------------------
 

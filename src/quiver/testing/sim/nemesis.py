@@ -9,6 +9,7 @@ import errno
 import random
 
 from quiver.testing.sim.cluster import Cluster
+from quiver.testing.sim.manager_node import ManagerNode
 from quiver.testing.sim.node import Node
 
 
@@ -33,6 +34,9 @@ class Nemesis:
             "lost partition": self._lost_partition,
             "bit flip": self._bit_flip,
             "transfer": self._transfer,
+            "move": self._move,
+            "lost database": self._lost_database,
+            "database away": self._database_away,
         }
 
     def start(self) -> None:
@@ -92,7 +96,7 @@ class Nemesis:
             self._later(node)
 
     def _stop(self) -> None:
-        if (node := self._victim()) is not None and not node.broker._stopping:
+        if (node := self._victim()) is not None and not node.is_stopping:
             node.stop(lambda: self._later(node))
 
     def _pause(self) -> None:
@@ -112,6 +116,12 @@ class Nemesis:
             assert partition.raft is not None
             self._cluster.trace.say(node.name, "is told to hand over")
             node.loop.turn(partition.raft.transfer, ())
+
+    def _move(self) -> None:
+        """Orders a partition to other brokers, or back, also while it is on its way."""
+        cluster = self._cluster
+        uid = self._chance.choice([*cluster.uids.values()])
+        cluster.placement.move(uid, self._chance.sample([*cluster.nodes], cluster.plan.replicas))
 
     # -- network -------------------------------------------------------------------------------------------------
 
@@ -198,6 +208,21 @@ class Nemesis:
             node.die(power_cut=self._chance.random() < 0.5)
             self._cluster.lose_partition(node, self._chance.choice([*self._cluster.uids.values()]))
             self._later(node)
+
+    def _lost_database(self) -> None:
+        if isinstance(node := self._victim(), ManagerNode):
+            node.die(power_cut=False)
+            node.lose_database()
+            self._later(node)
+
+    def _database_away(self) -> None:
+        if isinstance(node := self._victim(), ManagerNode):
+            node.database.is_away = True
+            self._cluster.trace.say(node.name, "cannot write to its database")
+            self._world.after(self._chance.choice((0.5, 2.0)), None, self._give_back, node)
+
+    def _give_back(self, node: ManagerNode) -> None:
+        node.database.is_away = False
 
     def _bit_flip(self) -> None:
         """Where a check-point says that all was stored: above it, after a power cut, damage looks like a torn write."""

@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from quiver.broker.partition import Partition
 from quiver.broker.server import Broker
 from quiver.config import BrokerSettings
 from quiver.errors import DiskFullError, QuiverError
+from quiver.manager.quorum import MetadataQuorum
 from quiver.raft.messages import AnyMessage, decode_message
 from quiver.replication.frame_cache import Buffer
 from quiver.testing.faulty_disk import FaultyDisk
@@ -23,7 +24,7 @@ from quiver.testing.sim.executor import SimulatedExecutor
 from quiver.testing.sim.network import Network
 from quiver.testing.sim.trace import Trace
 from quiver.testing.sim.world import VirtualClock, VirtualLoop, World
-from quiver.wire.messages import CreateTopic, Produce
+from quiver.wire.messages import CreateTopic, HostTopic, Produce
 
 _EPOCH_US = 1_700_000_000_000_000
 
@@ -60,6 +61,31 @@ class SimulatedPeers:
         pass
 
 
+class Applied(NamedTuple):
+    applied_index: int
+
+
+class QuorumView:
+    """A manager's replica as those see it who look at partitions."""
+
+    def __init__(self, quorum: MetadataQuorum) -> None:
+        self.quorum = quorum
+        self.raft = quorum.replica
+        self._log = quorum._log
+
+    @property
+    def _full(self) -> bool:
+        return not self.raft.raft.may_lead
+
+    @property
+    def _state(self) -> Applied:
+        return Applied(self.quorum.state.applied)
+
+
+def clock_of(loop: VirtualLoop) -> VirtualClock:
+    return VirtualClock(loop, _EPOCH_US - int(loop.offset_s * 1_000_000))
+
+
 class Node:
     def __init__(
         self,
@@ -89,6 +115,8 @@ class Node:
         self._executors: list[SimulatedExecutor] = []
         self._life_disk = LifeDisk(self.disk)
         self._broker: Broker | None = None
+        self._peers = SimulatedPeers(self)
+        self.is_stopping = False
         self._faults_before: dict[str, int] = {}
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -106,10 +134,10 @@ class Node:
         self._network.node_started(self)
 
     def _boot(self) -> None:
-        peers: Any = SimulatedPeers(self)
-        clock = VirtualClock(self.loop, _EPOCH_US - int(self.loop.offset_s * 1_000_000))
-        self._broker = Broker(self.settings, self._life_disk, clock, peers=peers)
-        self._peers = peers
+        self.is_stopping = False
+        self._peers = peers = SimulatedPeers(self)
+        given: Any = peers
+        self._broker = Broker(self.settings, self._life_disk, clock_of(self.loop), peers=given)
         self.hosting.start()
 
     def new_executor(self) -> SimulatedExecutor:
@@ -144,8 +172,12 @@ class Node:
         self.loop.turn(self._begin, (self._stop(done),))
 
     async def _stop(self, done: Callable[[], None]) -> None:
-        await self.broker.stop()
+        self.is_stopping = True
+        await self._end()
         self.world.after(0.0, None, self._stopped, self.life, done)
+
+    async def _end(self) -> None:
+        await self.broker.stop()
 
     def _stopped(self, life: int, done: Callable[[], None]) -> None:
         if life == self.life and self.is_alive:
@@ -170,9 +202,11 @@ class Node:
         self.disk = FaultyDisk(self._chance.getrandbits(32))
         self._faults_before = {}
 
-    def host(self, request: CreateTopic) -> None:
-        """Tells the broker what it is to have, unless it has."""
-        if request.name not in self.hosting.catalog.topics:
+    def host(self, request: CreateTopic | HostTopic) -> None:
+        """Tells the broker what it is to have."""
+        if isinstance(request, HostTopic):
+            self.loop.turn(self._begin, (self.hosting.host(request),))
+        elif request.name not in self.hosting.catalog.topics:
             self.loop.turn(self._begin, (self.hosting.create(request),))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -199,12 +233,12 @@ class Node:
         return self.broker._hosting
 
     @property
-    def partitions(self) -> dict[str, Partition]:
-        """The usable ones, by uid."""
+    def partitions(self) -> dict[str, Any]:
+        """The usable ones, by uid: `Partition` or `QuorumView`."""
         found: dict[str, Partition] = self.hosting._by_uid
         return found
 
-    def partition(self, uid: str) -> Partition | None:
+    def partition(self, uid: str) -> Any:
         """That one, also while it is being stopped and takes nothing in any more; None where it cannot be used."""
         for name, topic in self.hosting.catalog.topics.items():
             for number, found in self.hosting.partitions.get(name, {}).items():
@@ -214,6 +248,9 @@ class Node:
 
     def directory(self, uid: str) -> str:
         return f"{self.settings.data_dir}/broker-{self.id}/partitions/{uid}"
+
+    def uid_of(self, directory: str) -> str:
+        return directory.rpartition("/")[2]
 
     def failed_syncs(self, uid: str) -> bool:
         """True once a sync of that partition's log or vote has failed since it was opened."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from quiver.config import BrokerSettings, LogSettings, RaftSettings
+from quiver.config import MIB, BrokerSettings, LogSettings, RaftSettings
 
 _NEVER_MS = 10**9
 
@@ -27,12 +27,16 @@ FAULTS = (
     "lost partition",
     "bit flip",
     "transfer",
+    "move",
 )
+# Managers have no partitions to move; a flipped bit in their log shows only when it is read.
+MANAGER_FAULTS = (*(fault for fault in FAULTS if fault not in ("move", "bit flip")), "lost database", "database away")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
     brokers: int
+    replicas: int
     partitions: int
     producers: int
     duration_s: float
@@ -49,6 +53,7 @@ class Plan:
     log: LogSettings
     raft: RaftSettings
     retention_check_s: float
+    kept: int  # transactions that managers keep beyond their check-point
 
     def settings(self, node_id: int) -> BrokerSettings:
         return BrokerSettings(
@@ -66,11 +71,12 @@ def plan_run(chance: random.Random) -> Plan:
     # A run with a few kinds of fault finds more than one with a little of everything.
     liked = chance.sample(FAULTS, pick((2, 3, 4, 6)))
     log = LogSettings(
-        segment_bytes_max=pick((2000, 5000, 20_000)),
+        segment_bytes_max=pick((1500, 3000, 10_000)),
+        room_bytes_max=pick((0, 300, 8 * MIB)),
         index_interval_bytes=pick((200, 1000, 5000)),
-        checkpoint_bytes=pick((1500, 5000, 50_000)),
+        checkpoint_bytes=pick((700, 3000, 20_000)),
         retention_ms=None,
-        retention_bytes=pick((None, 8000, 30_000)),
+        retention_bytes=pick((None, 3000, 10_000)),
     )
     raft = RaftSettings(
         heartbeat_ms=pick((30, 50, 100)),
@@ -79,22 +85,44 @@ def plan_run(chance: random.Random) -> Plan:
         appends_in_flight_max=pick((1, 4, 64)),
         quiesce_ms=pick((200, 1000, _NEVER_MS)) if notices else _NEVER_MS,
     )
+    brokers, replicas = pick(((3, 3), (3, 3), (4, 3), (5, 3), (5, 5)))
+    # On one connection everything waits behind a message that takes long: a few of them stop a cluster for good.
+    ordered = chance.random() < 0.6
+    straggler = pick((0.0, 0.0, 0.0005, 0.002)) if ordered else pick((0.0, 0.0, 0.01, 0.05))
     return Plan(
-        brokers=pick((3, 3, 3, 5)),
+        brokers=brokers,
+        replicas=replicas,
         partitions=pick((1, 1, 2)),
         producers=pick((1, 2, 3)),
         duration_s=pick((6.0, 10.0, 15.0)),
         fault_interval_s=pick((0.2, 0.5, 1.0)),
         weights={fault: (10.0 if fault in liked else 0.3) for fault in FAULTS},
         notices=notices,
-        ordered=chance.random() < 0.6,
+        ordered=ordered,
         inline_flushes=chance.random() < 0.25,
         loss=pick((0.0, 0.0, 0.01, 0.1)),
         doubling=pick((0.0, 0.0, 0.05, 0.2)),
-        straggler=pick((0.0, 0.0, 0.01, 0.05)),
+        straggler=straggler,
         delay_s=pick((0.0005, 0.002, 0.01)),
         clock_spread=pick((0.0, 0.02, 0.2)),
         log=log,
         raft=raft,
         retention_check_s=pick((0.3, 1.0, 3.0)),
+        kept=pick((3, 20, 10_000)),
+    )
+
+
+def plan_managers(chance: random.Random) -> Plan:
+    """The same for a quorum of managers."""
+    plan = plan_run(chance)
+    count = chance.choice((3, 3, 3, 5))
+    liked = chance.sample(MANAGER_FAULTS, chance.choice((2, 3, 4, 6)))
+    return dataclasses.replace(
+        plan,
+        brokers=count,
+        replicas=count,
+        partitions=1,
+        duration_s=chance.choice((5.0, 8.0)),
+        weights={fault: (10.0 if fault in liked else 0.3) for fault in MANAGER_FAULTS},
+        raft=dataclasses.replace(plan.raft, quiesce_ms=_NEVER_MS),
     )

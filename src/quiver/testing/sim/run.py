@@ -1,14 +1,16 @@
-"""One run: a cluster made from a seed, broken for a while, healed, and judged."""
+"""One run: a cluster of brokers made from a seed, broken for a while, healed, and judged."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
 from collections.abc import Callable
+from typing import Protocol
 
 from quiver.testing.sim.clients import Clients, Producer
 from quiver.testing.sim.cluster import TOPIC, Cluster, partition_uids
 from quiver.testing.sim.consumers import Consumer, fill_in_trimmed, read_all
+from quiver.testing.sim.director import Director
 from quiver.testing.sim.environment import simulated
 from quiver.testing.sim.ledger import Ledger
 from quiver.testing.sim.nemesis import Nemesis
@@ -18,6 +20,14 @@ from quiver.testing.sim.world import Violation, VirtualLoop, World
 
 _HEAL_S_MAX = 60.0  # a healed cluster must be whole within this time
 _STEP_S = 0.1
+
+
+class Actor(Protocol):
+    """A client, until the end."""
+
+    is_done: bool
+
+    async def run(self) -> None: ...
 
 
 @dataclasses.dataclass(slots=True)
@@ -34,27 +44,39 @@ class Outcome:
     state: list[str]
 
 
-class Run:
-    def __init__(self, seed: int) -> None:
+class Play:
+    """What all runs have in common. Who inherits makes plan, ledger, cluster, clients and nemesis."""
+
+    plan: Plan
+    ledger: Ledger
+    cluster: Cluster
+    clients: Clients
+    nemesis: Nemesis
+
+    def __init__(self, seed: int, name: str) -> None:
         self.seed = seed
-        self.plan = plan_run(self._chance("plan"))
+        self._name = name
         self.world = World()
         self.trace = Trace(self.world)
-        uids = partition_uids(self.plan)
-        self.ledger = Ledger([*uids.values()])
-        self.cluster = Cluster(self.plan, self.world, self.trace, self.ledger, uids, self._chance("cluster"))
-        self.clients = Clients(
-            self.world, self.cluster.network, self.ledger, self.cluster.uids, self._chance("clients")
-        )
-        self.nemesis = Nemesis(self.cluster, self._chance("nemesis"))
-        self.actors: list[Producer | Consumer] = []
+        self.actors: list[Actor] = []
         self._log: LogHandler | None = None
 
+    @property
+    def acknowledged(self) -> int:
+        raise NotImplementedError
+
+    def _begin_clients(self) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> None:
+        """Judges it."""
+        raise NotImplementedError
+
     def _chance(self, name: str) -> random.Random:
-        return random.Random(f"{self.seed} {name}")
+        return random.Random(f"{self._name}{self.seed} {name}")
 
     def run(self) -> None:
-        with simulated(self.ledger, self.trace, self._chance("product"), self.plan.inline_flushes) as log:
+        with simulated(self.ledger, self.trace, self._chance("product"), self.plan) as log:
             self._log = log
             try:
                 self._play()
@@ -71,17 +93,13 @@ class Run:
         network.loss, network.doubling, network.straggler = plan.loss, plan.doubling, plan.straggler
         network.ordered = plan.ordered
         network.delay_s, network.spread_s = plan.delay_s, plan.delay_s * 2
-        for number in range(plan.partitions):
-            for place in range(plan.producers):
-                self._begin(Producer(self.clients, 100 * (number + 1) + place, TOPIC, number))
-            for place in range(2):
-                self._begin(Consumer(self.clients, f"c{number}{place}", TOPIC, number))
+        self._begin_clients()
         self.nemesis.start()
         self._pass(plan.duration_s)
         self.nemesis.stop()
         self._close()
 
-    def _begin(self, actor: Producer | Consumer) -> None:
+    def _begin(self, actor: Actor) -> None:
         self.actors.append(actor)
         self.clients.begin(actor)
 
@@ -112,17 +130,44 @@ class Run:
             text, error = self._log.failures[0]
             raise Violation("no mistakes", text) from error
 
-    # -- the end -------------------------------------------------------------------------------------------------
-
-    def _close(self) -> None:
+    def _settle(self) -> None:
+        """No more faults: all must be well again, and all clients have their answers."""
         cluster = self.cluster
         cluster.heal()
         self._until(cluster.unsettled_groups)
         self.clients.stopping = True
         self._until(lambda: "" if all(actor.is_done for actor in self.actors) else "clients wait for answers")
         self._until(cluster.unsettled)
-        for node in cluster.nodes:
-            for topic, number in cluster.uids:
+        cluster.compare_logs()
+
+
+class BrokersPlay(Play):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, "")
+        self.plan = plan_run(self._chance("plan"))
+        uids = partition_uids(self.plan)
+        self.ledger = Ledger([*uids.values()], self.plan.replicas)
+        self.cluster = Cluster(self.plan, self.world, self.trace, self.ledger, uids, self._chance("cluster"))
+        self.clients = Clients(self.world, self.cluster.network, self.ledger, uids, self._chance("clients"))
+        self.nemesis = Nemesis(self.cluster, self._chance("nemesis"))
+
+    @property
+    def acknowledged(self) -> int:
+        return self.clients.history.acknowledged_count
+
+    def _begin_clients(self) -> None:
+        for number in range(self.plan.partitions):
+            for place in range(self.plan.producers):
+                self._begin(Producer(self.clients, 100 * (number + 1) + place, TOPIC, number))
+            for place in range(2):
+                self._begin(Consumer(self.clients, f"c{number}{place}", TOPIC, number))
+        self._begin(Director(self.clients, self.cluster.placement))
+
+    def _close(self) -> None:
+        self._settle()
+        cluster = self.cluster
+        for (topic, number), uid in cluster.uids.items():
+            for node in cluster.placement.of(uid).replicas:
                 task = read_all(self.clients, node, topic, number)
                 done: list[int] = []
                 self.clients.begin(_Once(task, done))
@@ -149,8 +194,11 @@ class _Once:
 
 
 def run_seed(seed: int) -> Outcome:
-    """Runs a seed to its end or to its first violation."""
-    run = Run(seed)
+    """Runs the brokers of a seed to their end or to the first violation."""
+    return play(BrokersPlay(seed))
+
+
+def play(run: Play) -> Outcome:
     violation: Violation | None = None
     try:
         run.run()
@@ -162,12 +210,12 @@ def run_seed(seed: int) -> Outcome:
     if violation is not None:
         run.trace.say("-", f"VIOLATION {violation}")
     return Outcome(
-        seed,
+        run.seed,
         run.world.events,
         run.world.now_s,
         run.trace.digest,
         sum(group.commit for group in run.ledger.groups.values()),
-        run.clients.history.acknowledged_count,
+        run.acknowledged,
         violation,
         run.plan,
         run.trace,

@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import zlib
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from quiver.testing.sim.world import World
 
 LINES_MAX: Final = 20_000
+_DAMAGE: Final = ("frame_corrupt", "partition_corrupt", "replica_rebuilt")
 
 
 class Trace:
@@ -53,17 +55,23 @@ def _short(value: Any) -> str:
 
 
 class LogHandler(logging.Handler):
-    """Puts what the product logs into the trace. `failures`: what it logged as its own mistake."""
+    """Puts what the product logs into the trace. `failures`: what it logged as its own mistake.
 
-    def __init__(self, trace: Trace, name_of_running: Any) -> None:
+    `on_damage` is told what it logged of a log that it found damaged.
+    """
+
+    def __init__(self, trace: Trace, name_of_running: Any, on_damage: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
         self._trace = trace
         self._name = name_of_running
+        self._on_damage = on_damage
         self.failures: list[tuple[str, BaseException]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         self._trace.say(self._name(), text)
+        if text.startswith(_DAMAGE):
+            self._on_damage(text)
         if record.exc_info is not None and record.exc_info[1] is not None:
             error = record.exc_info[1]
             self.failures.append((f"{text}: {error!r}", error))
