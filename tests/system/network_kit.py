@@ -1,6 +1,7 @@
-"""Three brokers, each behind a cable of its own, around a router that can drop what one of them says to another.
+"""Three hosts, each behind a cable of its own, around a router that can drop what one of them says to another.
 
-The manager and all clients are at the router and are cut off only when a cable is pulled. Runs in a private world
+A host has a broker, and in a HostsCluster a manager too; otherwise the manager is at the router. All clients are at the
+router, and are cut off from a host only when its cable is pulled. Runs in a private world
 (private_world.py): each broker in a network namespace, packets between them forwarded by the kernel. A cut is a routing
 rule that drops without a word, as a broken network does: connections stay open and nothing comes through.
 """
@@ -8,19 +9,24 @@ rule that drops without a word, as a broken network does: connections stay open 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
+from urllib.request import urlopen
 
-from tests.system.kit import ENVIRON, SMALL_FILES, WAIT_S
+from tests.system.kit import ENVIRON, SMALL_FILES, WAIT_S, until
 from tests.system.private_world import ip
-from tests.system.replicated_kit import BROKERS, Replicas
+from tests.system.replicated_kit import BACK_S_MAX, BROKERS, LOG_TROUBLE, Replicas
 
 MANAGER_HOST: Final = "10.0.0.1"
 PORT: Final = 9400  # nobody else is in this world
+BROKER_PORT: Final = 9401  # of a broker that has a manager beside it
+HTTP_PORT: Final = 8002
 
 
 def host(broker: int) -> str:
@@ -47,6 +53,24 @@ class NetworkCluster(Replicas):
     def pull_cable(self, broker: int) -> None:
         ip("link", "set", f"cable{broker}", "down")
 
+    def cut_off(self, broker: int) -> None:
+        self.mute(broker)
+        self.deafen(broker)
+
+    def mute(self, broker: int) -> None:
+        """The others do not hear it; it hears them."""
+        for other in self._others(broker):
+            self.cut(broker, other)
+
+    def deafen(self, broker: int) -> None:
+        """It does not hear the others; they hear it."""
+        for other in self._others(broker):
+            self.cut(other, broker)
+
+    @staticmethod
+    def _others(broker: int) -> list[int]:
+        return [other for other in range(1, BROKERS + 1) if other != broker]
+
     def heal(self) -> None:
         for sender, receiver in self._cuts:
             ip("rule", "del", "from", host(sender), "to", host(receiver), "blackhole")
@@ -60,15 +84,16 @@ class NetworkCluster(Replicas):
         ip("addr", "add", MANAGER_HOST, "dev", "lo")
         with contextlib.ExitStack() as stack:
             stack.callback(self._end)
-            roles = ["--role", "manager", "--http-port", "0"]
-            self._start("manager", (), ["--node-id", "1", "--host", MANAGER_HOST, *roles])
             for broker in range(1, BROKERS + 1):
                 self._lay_cable(broker)
-                inside = ("nsenter", f"--net=/run/netns/broker{broker}", "--")
-                roles = ["--role", "broker", "--manager", f"{MANAGER_HOST}:{PORT}"]
-                self._start(f"broker-{broker}", inside, ["--node-id", str(broker), "--host", host(broker), *roles])
+            self._start_nodes()
             stack.pop_all()
         return self
+
+    def _start_nodes(self) -> None:
+        self._start("manager", 0, ["--role", "manager", "--host", MANAGER_HOST, "--http-port", "0"])()
+        for broker in range(1, BROKERS + 1):
+            self._start(f"broker-{broker}", broker, ["--role", "broker", "--manager", f"{MANAGER_HOST}:{PORT}"])()
 
     def __exit__(self, *_: object) -> None:
         self._end()
@@ -85,12 +110,13 @@ class NetworkCluster(Replicas):
         ip("-n", space, "addr", "add", f"{host(broker)}/24", "dev", "eth0")
         ip("-n", space, "route", "add", "default", "via", f"10.0.{broker}.1")
 
-    def _start(self, name: str, inside: tuple[str, ...], arguments: list[str]) -> None:
-        """Returns when it serves."""
+    def _start(self, name: str, at: int, arguments: list[str], port: int = PORT) -> Callable[[], None]:
+        """On a host, or at the router (0). Calling what it returns waits until the process serves."""
+        inside = ["nsenter", f"--net=/run/netns/broker{at}", "--"] if at else []
         command = [*inside, sys.executable, "-m", "quiver.cli.node", "--data-dir", "data", "--insecure"]
-        command += ["--port", str(PORT), *arguments]
+        command += ["--port", str(port), "--node-id", str(at or 1), *(["--host", host(at)] if at else []), *arguments]
         read_end, write_end = os.pipe()
-        with os.fdopen(read_end, "rb") as pipe, (self._directory / f"{name}.log").open("ab") as log:
+        with (self._directory / f"{name}.log").open("ab") as log:
             self._processes.append(
                 subprocess.Popen(
                     [*command, "--ready-fd", str(write_end)],
@@ -102,9 +128,15 @@ class NetworkCluster(Replicas):
                     pass_fds=(write_end,),
                 )
             )
-            os.close(write_end)
-            said = json.loads(pipe.readline() or b"{}")
-        assert "address" in said, f"{name} did not start: {said}"
+        os.close(write_end)
+        pipe = os.fdopen(read_end, "rb")
+
+        def until_ready() -> None:
+            with pipe:
+                said = json.loads(pipe.readline() or b"{}")
+            assert "address" in said, f"{name} did not start: {said}"
+
+        return until_ready
 
     def _end(self) -> None:
         for process in self._processes:
@@ -113,3 +145,58 @@ class NetworkCluster(Replicas):
             process.wait(WAIT_S)
             assert process.stdin is not None
             process.stdin.close()
+
+
+class HostsCluster(NetworkCluster):
+    """A manager and a broker on each host."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.http = [f"http://{host(number)}:{HTTP_PORT}" for number in range(1, BROKERS + 1)]
+
+    def address(self, broker: int) -> str:
+        return f"{host(broker)}:{BROKER_PORT}"
+
+    def _start_nodes(self) -> None:
+        hosts = range(1, BROKERS + 1)
+        peers = ",".join(f"{number}={host(number)}:{PORT}" for number in hosts)
+        managers = ",".join(f"{host(number)}:{PORT}" for number in hosts)
+        roles = ["--role", "manager", "--peers", peers, "--http-port", str(HTTP_PORT)]
+        ready = [self._start(f"manager-{number}", number, roles) for number in hosts]
+        roles = ["--role", "broker", "--manager", managers]
+        ready += [self._start(f"broker-{number}", number, roles, BROKER_PORT) for number in hosts]
+        for until_ready in ready:
+            until_ready()
+
+    def primary(self, other_than: int = 0) -> int:
+        """The host whose manager says that it leads; of two that both say so the one of the later term."""
+
+        def find() -> int:
+            told = [(health["term"], number) for number, health in self._healths() if health["role"] == "primary"]
+            found = max(told)[1] if told else 0
+            return 0 if found == other_than else found
+
+        return int(until(find, BACK_S_MAX))
+
+    def until_managers_agree(self) -> None:
+        """Until one leads and none is cut off."""
+
+        def agree() -> bool:
+            healths = [health for _, health in self._healths()]
+            roles = sorted(health["role"] for health in healths)
+            return roles == ["primary", "secondary", "secondary"] and not any(h["cut_off_since"] for h in healths)
+
+        until(agree, BACK_S_MAX)
+
+    def _healths(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, url in enumerate(self.http, start=1):
+            with contextlib.suppress(OSError, http.client.HTTPException), urlopen(f"{url}/health", timeout=1) as reply:
+                yield number, json.loads(reply.read())
+
+    def trouble(self) -> list[str]:
+        return [
+            f"{path.name}: {line}"
+            for path in self._directory.glob("*-[0-9].log")
+            for line in path.read_text().splitlines()
+            if any(word in line for word in LOG_TROUBLE)
+        ]

@@ -11,46 +11,24 @@ import pytest
 from tests.system.direct_line import direct_line
 from tests.system.network_kit import NetworkCluster
 from tests.system.private_world import in_private_world
-from tests.system.replicated_kit import BROKERS
 from tests.system.workload import Load, under_load
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.xdist_group("cluster")]
 
 
-def others(broker: int) -> list[int]:
-    return [other for other in range(1, BROKERS + 1) if other != broker]
-
-
-def cut_off(cluster: NetworkCluster, broker: int) -> None:
-    mute(cluster, broker)
-    deafen(cluster, broker)
-
-
-def mute(cluster: NetworkCluster, broker: int) -> None:
-    """The others do not hear it; it hears them."""
-    for other in others(broker):
-        cluster.cut(broker, other)
-
-
-def deafen(cluster: NetworkCluster, broker: int) -> None:
-    """It does not hear the others; they hear it."""
-    for other in others(broker):
-        cluster.cut(other, broker)
-
-
 @in_private_world
 def test_leader_cut_off_by_the_network_is_replaced_and_comes_back(tmp_path: Path) -> None:
     with NetworkCluster(tmp_path) as cluster, under_load(cluster.servers, "cut") as load:
-        for way in (cut_off, mute, deafen):
+        for way in (cluster.cut_off, cluster.mute, cluster.deafen):
             asyncio.run(_cut_from_the_others(cluster, load, way))
         _cut_from_everybody(cluster, load)
 
 
-async def _cut_from_the_others(cluster: NetworkCluster, load: Load, way: Callable[[NetworkCluster, int], None]) -> None:
+async def _cut_from_the_others(cluster: NetworkCluster, load: Load, way: Callable[[int], None]) -> None:
     """Clients still reach it."""
     old = cluster.leader(load.topic)
     async with direct_line(cluster.address(old)) as line:
-        way(cluster, old)
+        way(old)
         await asyncio.to_thread(cluster.leader, load.topic, 0, old)
         await asyncio.to_thread(load.until_acknowledged, 200)
         acknowledged = load.acknowledged_ends()[0]

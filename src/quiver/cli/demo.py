@@ -301,7 +301,7 @@ def run_spark(lines: int, chart: Path) -> bool:
 
 
 def main(
-    lines: Annotated[int, typer.Option(min=3_000, help="Log lines to send to Spark by the SDK.")] = 240_000,
+    lines: Annotated[int, typer.Option(min=3_000, help="Log lines to send to Spark by the SDK.")] = 200_000,
     cluster_lines: Annotated[int, typer.Option(min=400, help="Lines of an SDK producer in the cluster.")] = 10_000,
     chart: Annotated[Path, typer.Option(help="Where to draw the chart.")] = Path("quiver-demo.png"),
 ) -> None:
