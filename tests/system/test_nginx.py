@@ -75,7 +75,7 @@ def test_changes_reach_the_primary_and_reads_are_spread_evenly(straw: Straw) -> 
     assert straw.asked() == [count, 50, 50]
 
 
-@pytest.mark.parametrize(("method", "target"), CHANGES, ids=" ".join)
+@pytest.mark.parametrize(("method", "target"), CHANGES)
 def test_what_was_sent_is_not_sent_again(straw: Straw, method: str, target: str) -> None:
     for manager in straw.all:
         manager.cuts = True
@@ -87,14 +87,14 @@ def test_what_was_sent_is_not_sent_again(straw: Straw, method: str, target: str)
     assert sum(straw.asked()) == 1
 
 
-@pytest.mark.parametrize(("method", "target"), READS, ids=" ".join)
+@pytest.mark.parametrize(("method", "target"), READS)
 def test_what_only_reads_is_asked_elsewhere(straw: Straw, method: str, target: str) -> None:
     straw.second.cuts = straw.third.cuts = True
     assert straw.call(method, target)[0] == 200
     assert straw.asked() == [1, 1, 1]
 
 
-@pytest.mark.parametrize(("method", "target"), CHANGES + READS, ids=" ".join)
+@pytest.mark.parametrize(("method", "target"), CHANGES + READS)
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_who_is_gone_is_passed_over(straw: Straw, method: str, target: str, left: int) -> None:
     for manager in straw.all:
@@ -105,7 +105,7 @@ def test_who_is_gone_is_passed_over(straw: Straw, method: str, target: str, left
     assert straw.all[left].calls == [f"{method} {target}"]
 
 
-@pytest.mark.parametrize(("method", "target"), CHANGES + READS, ids=" ".join)
+@pytest.mark.parametrize(("method", "target"), CHANGES + READS)
 def test_when_all_are_gone_that_is_said(straw: Straw, method: str, target: str) -> None:
     for manager in straw.all:
         manager.close()
