@@ -16,8 +16,9 @@ from quiver.metadata.commands import CreateTopic, Place, PlaceReplicas, Register
 from quiver.metadata.state import Partition, State
 from quiver.testing.sim.clients import Clients
 from quiver.testing.sim.trace import Trace
+from quiver.wire.admin_messages import SetReplicas
 from quiver.wire.messages import CreateTopic as Creation
-from quiver.wire.messages import HostTopic, SetReplicas
+from quiver.wire.messages import HostTopic
 
 _EPOCH_US = 1_700_000_000_000_000
 _REPEAT_S = 0.2
