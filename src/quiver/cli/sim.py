@@ -58,7 +58,7 @@ def sim(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Processes that run seeds side by side.")] = 1,
 ) -> None:
-    """Simulate clusters of brokers that crash, lose disks and messages, and check every promise after every event."""
+    """Simulate brokers and managers that crash, lose disks and messages, and check every promise after every event."""
     from quiver.testing.plants import PLANTS
 
     if plant is not None and plant not in ("all", *PLANTS):

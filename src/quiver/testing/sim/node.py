@@ -78,7 +78,7 @@ class QuorumView:
         return not self.raft.raft.may_lead
 
     @property
-    def _state(self) -> Applied:
+    def state(self) -> Applied:
         return Applied(self.quorum.state.applied)
 
 
