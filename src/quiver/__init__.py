@@ -11,7 +11,8 @@ from quiver import errors
 from quiver.types import BatchMetadata, Record, RecordMetadata
 
 if TYPE_CHECKING:
-    from quiver.client.sync import Admin, Consumer, Producer
+    from quiver.client.sync import Admin, Producer
+    from quiver.client.sync_consumer import Consumer
 
 __all__ = ["Admin", "BatchMetadata", "Consumer", "Producer", "Record", "RecordMetadata", "__version__", "errors"]
 
@@ -21,9 +22,9 @@ _LAZY = ("Admin", "Consumer", "Producer")
 def __getattr__(name: str) -> Any:
     # A node and the command line's help import this package too; they must not pay for Arrow.
     if name in _LAZY:
-        from quiver.client import sync
+        from quiver.client import sync, sync_consumer
 
-        return getattr(sync, name)
+        return getattr(sync_consumer if name == "Consumer" else sync, name)
     if name == "__version__":
         from importlib import metadata
 

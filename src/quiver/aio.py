@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quiver.client.admin import AsyncAdmin as Admin
+from quiver.client.async_consumer import AsyncConsumer as Consumer
 from quiver.client.async_producer import AsyncProducer as Producer
-from quiver.client.consumer import AsyncConsumer as Consumer
 
 __all__ = ["Admin", "Consumer", "Producer"]

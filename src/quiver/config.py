@@ -101,6 +101,7 @@ class NodeSettings(BrokerSettings):
     heartbeat_s: float = 1.0  # how often a broker reports to the manager, and observations go to the database
     broker_silence_s: float = 5.0  # a broker that was not heard of for so long counts as inactive
     broker_away_s: float = 600.0  # a broker that was not heard of for so long loses its replicas to others
+    group_release_s: float = 60.0  # a member that does not let go of a partition for so long loses it
     manager: str = ""  # addresses of the managers that a broker of its own joins, joined by commas
     peers: str = ""  # of a manager: all managers with their addresses, as 1=host:port,2=host:port
     metadata_stale_s: float = 3.0  # a manager that was not in touch with the quorum for so long says so and refuses

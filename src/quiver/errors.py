@@ -12,6 +12,10 @@
     │   ├── OffsetOutOfRangeError     the offset is not in the log; says the valid range
     │   ├── ConflictError             the position moved meanwhile; says where it is
     │   ├── NoConsumersError          the topic takes no messages while nobody reads it
+    │   ├── UnknownGroupError         no such consumer group
+    │   ├── GroupActiveError          the group has members; it must be at rest for this
+    │   ├── UnknownMemberError        not a member of the group, or not any more: join again
+    │   ├── MemberFencedError         another member has the partition by now; says since which epoch
     │   ├── NoCommittedPositionError  the group has no position and the start policy forbids guessing
     │   ├── InvalidBatchError         the batch does not match its checksum, count or format
     │   ├── OutOfOrderSequenceError   a gap in a producer's sequence
@@ -114,6 +118,22 @@ class ConflictError(RequestError):
 
 class NoConsumersError(RequestError):
     pass
+
+
+class UnknownGroupError(RequestError):
+    pass
+
+
+class GroupActiveError(RequestError):
+    pass
+
+
+class UnknownMemberError(RequestError):
+    pass
+
+
+class MemberFencedError(RequestError):
+    """`facts` has epoch: of the member that has the partition now."""
 
 
 class NoCommittedPositionError(RequestError):

@@ -124,6 +124,40 @@ class PartitionMove(msgspec.Struct, frozen=True):
     leaving: tuple[int, ...]
 
 
+class MemberInfo(msgspec.Struct, frozen=True):
+    """A member of a group, the topics it wants and the partitions it has."""
+
+    id: str
+    topics: tuple[str, ...]
+    partitions: tuple[tuple[str, int], ...]
+
+
+class GroupInfo(msgspec.Struct, frozen=True):
+    """`members` are told of a group that was asked for by name."""
+
+    name: str
+    strategy: str
+    generation: int
+    member_count: int
+    members: tuple[MemberInfo, ...] = ()
+
+
+class GroupPosition(msgspec.Struct, frozen=True):
+    """Where a group is in a partition: `offset` is the next one it reads, None when it has committed nothing. The log
+    has `earliest` up to `latest`; `lag` is how many records the group has still to read."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    earliest: int
+    latest: int
+    owner: str = ""
+
+    @property
+    def lag(self) -> int:
+        return self.latest - max(self.earliest, self.offset or 0)
+
+
 def check_topic_name(name: object) -> str:
     if not isinstance(name, str):
         raise InvalidTopicError(f"a topic name is a string, not {type(name).__name__}")

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from quiver.broker import partition as partition_module
+from quiver.broker import partition_state
 from quiver.broker.partition_state import OFFSET_UNKNOWN
 from quiver.errors import (
     ConflictError,
@@ -261,7 +262,7 @@ def test_position_that_moved_meanwhile_is_a_conflict() -> None:
 
 
 def test_number_of_consumers_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_module, "POSITIONS_MAX", 2)
+    monkeypatch.setattr(partition_state, "POSITIONS_MAX", 2)
 
     async def main() -> None:
         async with Bench(FaultyDisk(0)).opened() as partition:

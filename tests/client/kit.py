@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar
 import uvloop
 
 from quiver import Admin, Consumer, Producer, Record
-from quiver.broker.server import Broker
-from quiver.config import BrokerSettings, LogSettings, NetSettings
+from quiver.cli.embedded import EmbeddedNode
+from quiver.config import LogSettings, NetSettings, NodeSettings
 from tests.system.kit import free_port, read_all, until, values_of
 
 __all__ = [
@@ -37,14 +37,15 @@ _numbers = itertools.count(1)
 
 
 class LocalBroker:
-    """A real broker on a loop in a thread. It can be stopped and started again on the same port and directory."""
+    """A real node, broker and manager, on a loop in a thread. It can be stopped and started again in its place."""
 
     def __init__(
         self, directory: Path, *, log: LogSettings | None = None, net: NetSettings | None = None, **settings: Any
     ) -> None:
-        self._settings = BrokerSettings(
+        self._settings = NodeSettings(
             data_dir=str(directory),
             port=free_port(),
+            http_port=free_port(),
             log=log or LogSettings(),
             net=net or NetSettings(),
             **settings,
@@ -52,7 +53,7 @@ class LocalBroker:
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="broker")
         self._thread.start()
-        self._broker: Broker | None = None
+        self._broker: EmbeddedNode | None = None
         self.start()
 
     @property
@@ -63,8 +64,8 @@ class LocalBroker:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
 
     def start(self) -> None:
-        async def begin() -> Broker:
-            broker = Broker(self._settings)
+        async def begin() -> EmbeddedNode:
+            broker = EmbeddedNode(self._settings)
             await broker.start()
             return broker
 

@@ -194,7 +194,11 @@ def test_position_does_not_move_by_fetching_ahead(servers: str, topic: str) -> N
 
 def test_commit_does_not_move_back_without_a_seek(servers: str, topic: str) -> None:
     fill(servers, topic, 30)
-    with Consumer(servers, [topic], group="g") as ahead, Consumer(servers, [topic], group="g") as behind:
+    everything = {topic: [0]}
+    with (
+        Consumer(servers, [topic], group="g", partitions=everything) as ahead,
+        Consumer(servers, [topic], group="g", partitions=everything) as behind,
+    ):
         poll_numbers(ahead, 20)
         poll_numbers(behind, 10)
         ahead.commit()

@@ -16,11 +16,14 @@ import msgspec
 import sqlalchemy as sa
 
 from quiver.errors import RequestError
+from quiver.metadata.assignment import STRATEGIES
 from quiver.metadata.commands import (
     AddPartitions,
     AlterTopic,
+    ChangeGroup,
     Command,
     CreateTopic,
+    DeleteGroup,
     DeleteTopic,
     DrainBroker,
     Place,
@@ -33,9 +36,12 @@ from quiver.metadata.commands import (
     Settled,
     SettleReplicas,
 )
+from quiver.metadata.groups import Change, Member, Released
 from quiver.metadata.state import Applied, State
 
 TOPICS = ("a", "b", "c", "d")
+GROUPS = ("g", "h")
+MEMBERS = ("m1", "m2", "m3", "m4")
 _times = itertools.count(1_700_000_000_000_000)
 
 
@@ -92,14 +98,34 @@ def random_command(dice: random.Random, state: State | None = None) -> Command:
             PlaceReplicas(places),
             SettleReplicas(settled),
             AlterTopic(topic, {"a": dice.randint(1, 3)}, dice.choice(([], ["b"])), dice.choice((None, 2))),
+            random_change(dice, state),
+            DeleteGroup(dice.choice(GROUPS)),
         ),
-        (4, 2, 4, 4, 4, 3, 1, 1, 2, 5, 3, 2),
+        (4, 2, 4, 4, 4, 3, 1, 1, 2, 5, 3, 2, 8, 1),
     )[0]
+
+
+def random_change(dice: random.Random, state: State | None = None) -> ChangeGroup:
+    """Members come, leave and let go of what they are to let go of, and now and then of what is not theirs."""
+    name = dice.choice(GROUPS)
+    joined = [
+        Member(member, tuple(dice.sample(TOPICS, dice.randint(1, 3))), 10_000)
+        for member in dice.sample(MEMBERS, dice.choice((0, 0, 1, 2)))
+    ]
+    shares = state.groups[name].shares if state is not None and name in state.groups else ()
+    released = [
+        Released(share.owner, share.topic, share.partition, share.epoch - (dice.random() < 0.1))
+        for share in shares
+        if (share.owner != share.target and dice.random() < 0.5) or dice.random() < 0.02
+    ]
+    left = dice.sample(MEMBERS, dice.choice((0, 0, 0, 1, 2)))
+    return ChangeGroup(name, Change(joined, left, released), dice.choice(tuple(STRATEGIES)))
 
 
 def image(state: State) -> Any:
     """Everything that is in a state, as plain values that no later command changes."""
     found = (state.topics, state.producers, state.consumers, state.brokers, state.removed, state.managers)
+    found += (state.groups,)
     return msgspec.to_builtins((state.applied, state.counters, *found))
 
 

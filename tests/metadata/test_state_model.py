@@ -15,6 +15,7 @@ from quiver.metadata.commands import (
     decode_command,
     encode_command,
 )
+from quiver.metadata.groups import Group
 from quiver.metadata.image import copy_of, decode_state, difference, encode_state
 from quiver.metadata.state import Applied, Consumer, Entity, Producer, Put, State, Topic
 from tests.metadata.kit import attempt, image, random_command
@@ -73,7 +74,7 @@ def test_the_changes_tell_everything_that_is_different(seed: int) -> None:
         applied = attempt(state, command)
         for change in applied.changes if isinstance(applied, Applied) else ():
             entity = change.entity
-            key = (type(entity), entity.name if isinstance(entity, Topic) else entity.id)
+            key = (type(entity), entity.name if isinstance(entity, (Topic, Group)) else entity.id)
             if isinstance(change, Put):
                 mirror[key] = entity
             else:
@@ -83,6 +84,7 @@ def test_the_changes_tell_everything_that_is_different(seed: int) -> None:
 
 def entities(state: State) -> list[Entity]:
     found = (state.topics, state.producers, state.consumers, state.brokers, state.removed, state.managers)
+    found += (state.groups,)
     return [entity for kind in found for entity in kind.values()]  # type: ignore[attr-defined]
 
 
@@ -125,7 +127,7 @@ def test_the_difference_of_two_states_makes_one_the_other(seed: int, early: int)
 
 def _is_same(known: str, entity: Entity) -> bool:
     """Whether both stand for one row."""
-    key = f"name={entity.name!r}," if isinstance(entity, Topic) else f"id={entity.id},"
+    key = f"name={entity.name!r}," if isinstance(entity, (Topic, Group)) else f"id={entity.id},"
     return known.startswith(f"{type(entity).__name__}({key}")
 
 
@@ -208,7 +210,7 @@ def test_the_commands_of_these_tests_do_and_refuse_everything() -> None:
                 and any(isinstance(change.entity, Topic) for change in applied.changes)
             )
     kinds = {kind for kind, _ in met}
-    assert len(kinds) == 12
+    assert len(kinds) == 14
     assert met >= {(kind, True) for kind in kinds}
     assert met >= {(kind, False) for kind in kinds - {"SettleReplicas", "RegisterManager"}}
     assert moved == {(False, False), (True, False), (True, True)}

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from quiver.metadata.commands import Command, CreateTopic, DeleteTopic
+from quiver.metadata.commands import ChangeGroup, Command, CreateTopic, DeleteTopic
+from quiver.metadata.groups import Change, Member
 from quiver.metadata.state import Applied, Counters, State
 from quiver.metadata.store import Store
 from tests.metadata.kit import (
@@ -37,6 +38,7 @@ COLUMNS = {
     "producer_metadata": ["producer_id", "topic_name", "partition_id", "last_seen"],
     "consumer_metadata": ["consumer_id", "topic_name", "partition_id", "offset", "last_seen"],
     "manager_metadata": ["manager_id", "endpoint", "http", "last_heartbeat", "status", "replica_id"],
+    "group_metadata": ["group_name", "generation", "members", "body"],
     "metadata_state": ["name", "value"],
 }
 
@@ -73,6 +75,7 @@ def furnished() -> list[Command]:
         consume("logs", 0),
         consume("logs"),
         manager(1),
+        ChangeGroup("g", Change([Member("m1", ("logs",), 10_000), Member("m2", ("logs",), 10_000)]), "sticky"),
     ]
 
 
@@ -121,10 +124,19 @@ def test_the_rows_say_what_the_commands_did(url: str) -> None:
         "producer_metadata": [(1, "logs", None, None), (2, "logs", 1, None)],
         "consumer_metadata": [(1, "logs", 0, 0, None), (2, "logs", None, 0, None)],
         "manager_metadata": [(1, "127.0.0.1:9401", "http://127.0.0.1:8001", None, "active", 1 << 32 | 7)],
+        "group_metadata": [
+            (
+                *("g", 1, 2),
+                '{"name":"g","strategy":"sticky","generation":1,"members":['
+                '{"id":"m1","topics":["logs"],"session_ms":10000},{"id":"m2","topics":["logs"],"session_ms":10000}],'
+                '"shares":[["logs",0,"m1",1,"m1"],["logs",1,"m2",2,"m2"]]}',
+            )
+        ],
         "metadata_state": [
-            ("applied_transaction", 8),
+            ("applied_transaction", 9),
             ("cluster", 0),
             ("consumer", 3),
+            ("ownership", 3),
             ("partition", 3),
             ("producer", 3),
         ],

@@ -19,8 +19,9 @@ from quiver.wire.admin_messages import (
     RemoveBroker,
     SetReplicas,
 )
+from quiver.wire.fields import CONSUMER_NAME_MAX
+from quiver.wire.group_messages import DeleteGroup, GetGroups, GetPositions, GroupBeat, Held, JoinGroup, LeaveGroup
 from quiver.wire.messages import (
-    CONSUMER_NAME_MAX,
     HELLO_BYTES_MAX,
     HELLO_MAGIC,
     KIND_OF,
@@ -94,6 +95,17 @@ EXAMPLES: list[Struct] = [
     ManagerBeat(2**31 - 1, "h:1", "http://h:2", 2**63 - 1, 2**63 - 1, 2**63 - 1, {1: 2}, {3: 4, 5: 6}),
     RelayHttp("POST", b"/topics"),
     RelayHttp("DELETE", b"/v1/topics/a?b=c", [(b"accept", b"*/*")]),
+    CommitPosition("logs", 0, Position("group", 0, epoch=2**63 - 1, act="claim")),
+    GetPositions(),
+    GetPositions("group"),
+    JoinGroup("group", "member", ["logs"]),
+    JoinGroup("g" * CONSUMER_NAME_MAX, "m", ["a", "b"], 500, "range"),
+    GroupBeat("group", "member", 0),
+    GroupBeat("group", "member", 2**63 - 1, 5_000, [Held("logs", 0, 7)]),
+    LeaveGroup("group", "member"),
+    GetGroups(),
+    GetGroups("group"),
+    DeleteGroup("group"),
 ]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from quiver.broker.log_reader import LogReader
-from quiver.broker.partition_state import POSITIONS_MAX, PartitionState
+from quiver.broker.partition_state import PartitionState
 from quiver.broker.retention import plan_trim
 from quiver.broker.tail import Tail
 from quiver.clock import Clock
@@ -42,6 +42,7 @@ from quiver.replication.waiting import Asker, Signal, refuse, settle
 from quiver.topic_settings import TopicRules
 from quiver.types import PartitionStatus
 from quiver.wire.frame import FLAG_UNSEQUENCED, Entry, FrameHeader, Kind
+from quiver.wire.group_messages import StoredPosition
 from quiver.wire.messages import Position, ProduceReply
 
 logger = logging.getLogger("quiver.broker")
@@ -112,10 +113,10 @@ class Partition:
         """The same, answered to `asker`. Raises at once where nothing can be asked of this partition."""
         self._put(lambda asked: self._admit_batch(entry, asked), asker)
 
-    async def commit_position(self, position: Position) -> int:
+    async def commit_position(self, position: Position) -> int | None:
         """Stores a consumer's position; returns the one that holds, which is higher if this would move it back."""
         await self._ask(lambda future: self._admit_position(position, future))
-        return self.state.positions[position.consumer]
+        return self.state.positions.get(position.consumer)
 
     def use(self, rules: TopicRules) -> None:
         """What was set for the topic, from now on."""
@@ -132,6 +133,11 @@ class Partition:
 
     def position(self, consumer: str) -> int | None:
         return self.state.positions.get(consumer)
+
+    def stored_positions(self, consumer: str | None) -> list[StoredPosition]:
+        """Of one consumer, or of all groups."""
+        found, where = self.state.positions_of(consumer).items(), (self.topic, self.number)
+        return [StoredPosition(*where, name, offset, self.start_offset, self.high_watermark) for name, offset in found]
 
     @property
     def start_offset(self) -> int:
@@ -301,11 +307,8 @@ class Partition:
 
     def _admit_position(self, position: Position, future: asyncio.Future[Any]) -> None:
         if position.offset > self.high_watermark:
-            raise OffsetOutOfRangeError.of(
-                self.topic, self.number, position.offset, self.start_offset, self.high_watermark
-            )
-        if position.consumer not in self.state.positions and len(self.state.positions) >= POSITIONS_MAX:
-            raise OverloadedError(f"{self.topic}-{self.number} has its maximum of {POSITIONS_MAX} consumers")
+            self.check_offset(position.offset)
+        self.state.check_room(position.consumer)
         self._new_positions.append((position, future))
 
     def _propose_positions(self) -> None:

@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from quiver.errors import OutOfOrderSequenceError, ProducerFencedError
+from quiver.errors import OutOfOrderSequenceError, OverloadedError, ProducerFencedError
 from quiver.log.checkpoint import Checkpoint
+from quiver.wire.fields import REGISTERED
 from quiver.wire.frame import FLAG_CLIENT, FLAG_UNSEQUENCED, FrameHeader, Kind
 from quiver.wire.messages import Position
 
@@ -62,6 +63,7 @@ class _Image(msgspec.Struct, array_like=True, frozen=True):
     producers: dict[int, _Producer]
     positions: dict[str, int]
     client_counts: dict[int, int] = {}
+    epochs: dict[str, int] = {}
 
 
 _image_decoder = msgspec.msgpack.Decoder(_Image)
@@ -74,10 +76,11 @@ class PartitionState:
         self.applied_index = checkpoint.index
         self.applied_term = checkpoint.term
         self.next_offset = checkpoint.next_offset  # the high watermark: records below it are committed
-        image = _image_decoder.decode(checkpoint.state) if checkpoint.state else _Image(0, 1, {}, {}, {})
+        image = _image_decoder.decode(checkpoint.state) if checkpoint.state else _Image(0, 1, {}, {}, {}, {})
         self.start_offset = image.start_offset
         self.trim_index = image.trim_index
         self.positions = image.positions
+        self.epochs = image.epochs  # of the last member of each group that claimed this partition
         self.client_counts = image.client_counts  # records by the number of a client name
         self._producers = image.producers
         # Batches in the log and not committed, by producer: (epoch, batch) in log order.
@@ -158,9 +161,31 @@ class PartitionState:
         known = self.positions.get(position.consumer)
         if position.expected is not None and position.expected != (-1 if known is None else known):
             return False
-        if known is None or position.rewind or position.offset > known:
+        if self.is_fenced(position):
+            return False
+        if position.epoch:
+            self.epochs[position.consumer] = position.epoch
+        if position.act == "forget":
+            self.positions.pop(position.consumer, None)
+            self.epochs.pop(position.consumer, None)
+        elif position.act == "move" and (known is None or position.rewind or position.offset > known):
             self.positions[position.consumer] = position.offset
         return True
+
+    def is_fenced(self, position: Position) -> bool:
+        """Another member of the group has the partition since."""
+        return 0 < position.epoch < self.epochs.get(position.consumer, 0)
+
+    def positions_of(self, consumer: str | None) -> dict[str, int]:
+        """Of one consumer, or of all groups."""
+        if consumer is None:
+            return {name: offset for name, offset in self.positions.items() if not name.startswith(REGISTERED)}
+        return {consumer: self.positions[consumer]} if consumer in self.positions else {}
+
+    def check_room(self, consumer: str) -> None:
+        known = consumer in self.positions or consumer in self.epochs
+        if not known and max(len(self.positions), len(self.epochs)) >= POSITIONS_MAX:
+            raise OverloadedError(f"the partition has its maximum of {POSITIONS_MAX} consumers")
 
     def _apply_batch(self, header: FrameHeader) -> None:
         # Taken out and put back: the dict's order is the order of last use, the same on every replica.
@@ -175,5 +200,7 @@ class PartitionState:
 
     def image(self) -> Checkpoint:
         """The committed state as a check-point."""
-        image = _Image(self.start_offset, self.trim_index, self._producers, self.positions, self.client_counts)
+        image = _Image(
+            self.start_offset, self.trim_index, self._producers, self.positions, self.client_counts, self.epochs
+        )
         return Checkpoint(self.applied_index, self.applied_term, self.next_offset, msgspec.msgpack.encode(image))

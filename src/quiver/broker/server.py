@@ -41,6 +41,7 @@ from quiver.types import NodeInfo, PartitionInfo, PartitionStatus, TopicInfo, ch
 from quiver.wire.admin_messages import ConsumersReply, GetConsumers, ReplicasReply, SetReplicas
 from quiver.wire.batch_check import check_batch
 from quiver.wire.frame import FLAG_CLIENT, Entry, Kind
+from quiver.wire.group_messages import GetPositions, PositionsReply
 from quiver.wire.messages import (
     KIND_OF,
     OFFSET_EARLIEST,
@@ -117,6 +118,7 @@ class Broker:
             GetPosition: self._get_position,
             GetStatus: self._get_status,
             CountClient: self._count_client,
+            GetPositions: self._get_positions,
             HostTopic: self._host_topic,
             SetReplicas: self._set_replicas,
         }
@@ -169,11 +171,11 @@ class Broker:
 
     async def serve(self, request: Struct, payload: memoryview, flow: Flow) -> Reply:
         """Answers one request; also for callers in this process, who need no connection."""
+        if self._stopping:
+            raise ShuttingDownError("the broker is stopping")
         handler = self._handlers.get(type(request))
         if handler is None:
             raise InvalidRequestError(f"{type(request).__name__} is not a request a broker serves")
-        if self._stopping:
-            raise ShuttingDownError("the broker is stopping")
         return await handler(request, payload, flow)
 
     @property
@@ -348,7 +350,8 @@ class Broker:
     async def _commit_position(self, request: CommitPosition, payload: memoryview, flow: Flow) -> Reply:
         partition = self._hosting.partition(request.topic, request.partition)
         await _know(partition, request.position.offset)
-        return PositionReply(await partition.commit_position(request.position)), ()
+        position = await partition.commit_position(request.position)
+        return PositionReply(position, partition.start_offset, partition.high_watermark), ()
 
     async def _get_position(self, request: GetPosition, payload: memoryview, flow: Flow) -> Reply:
         partition = self._hosting.partition(request.topic, request.partition)
@@ -356,9 +359,15 @@ class Broker:
         position = partition.position(request.consumer)
         return PositionReply(position, partition.start_offset, partition.high_watermark), ()
 
+    async def _get_positions(self, request: GetPositions, payload: memoryview, flow: Flow) -> Reply:
+        found = [partition.stored_positions(request.consumer) for partition in self._led()]
+        return PositionsReply([position for of_partition in found for position in of_partition]), ()
+
     async def _count_client(self, request: CountClient, payload: memoryview, flow: Flow) -> Reply:
-        led = [found for found in self._hosting.usable() if found.leads]
-        return CountReply(sum(partition.state.client_counts.get(request.client, 0) for partition in led)), ()
+        return CountReply(sum(partition.state.client_counts.get(request.client, 0) for partition in self._led())), ()
+
+    def _led(self) -> list[Partition]:
+        return [found for found in self._hosting.usable() if found.leads]
 
     async def _get_status(self, request: GetStatus, payload: memoryview, flow: Flow) -> Reply:
         if request.topic is not None and request.topic not in self._hosting.partitions:

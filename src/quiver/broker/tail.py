@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from quiver.broker.partition_state import PartitionState
-from quiver.errors import ConflictError
+from quiver.errors import ConflictError, MemberFencedError
 from quiver.replication.waiting import Asker, Waiter, refuse, settle
 from quiver.wire.frame import FrameHeader, Kind
 from quiver.wire.messages import Position
@@ -72,6 +72,11 @@ class Tail:
             committed.append(header)
         return committed
 
-    def _conflict(self, position: Position) -> ConflictError:
+    def _conflict(self, position: Position) -> ConflictError | MemberFencedError:
+        if self.state.is_fenced(position):
+            epoch = self.state.epochs[position.consumer]
+            return MemberFencedError(
+                f"another member of group {position.consumer} has this partition since epoch {epoch}", epoch=epoch
+            )
         current = self.state.positions.get(position.consumer)
         return ConflictError(f"the position is {current}, not {position.expected}", current=current)

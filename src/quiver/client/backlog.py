@@ -41,6 +41,7 @@ class Backlog:
         # Partitions that cannot be read on: told once at once, then whenever there is nothing else to hand out.
         self._failed: dict[Fetcher, QuiverError] = {}
         self._untold: deque[QuiverError] = deque()
+        self.interrupted = False  # the reader is to come back before it takes more
 
     # -- on the loop ---------------------------------------------------------------------------------------------
 
@@ -56,12 +57,16 @@ class Backlog:
 
     def forget(self, fetcher: Fetcher, position: int) -> None:
         """The partition goes on at `position`: what waits of it is of no use. The reader must not be taking."""
+        self.drop(fetcher)
+        self.positions[fetcher.topic, fetcher.partition] = position
+
+    def drop(self, fetcher: Fetcher) -> None:
+        """What waits of a partition is not handed out; its position stays. The reader must not be taking."""
         self._chunks = deque(chunk for chunk in self._chunks if chunk.fetcher is not fetcher)
         if self._run is not None and self._run.fetcher is fetcher:
             self._run = None
         if (error := self._failed.pop(fetcher, None)) is not None:
             self._untold = deque(other for other in self._untold if other is not error)
-        self.positions[fetcher.topic, fetcher.partition] = position
 
     def begin(self, fetcher: Fetcher, position: int) -> None:
         """A partition that nothing came from yet. The reader may be taking."""
@@ -85,7 +90,7 @@ class Backlog:
     def walk(self) -> Iterator[Record]:
         """The records of one chunk, each counted as read when it is given; ends early when others take or seek."""
         run, positions = self._run, self.positions
-        while run is not None and run is self._run and run.at < len(run.records):
+        while run is not None and run is self._run and run.at < len(run.records) and not self.interrupted:
             record = run.records[run.at]
             run.at += 1
             positions[record.topic, record.partition] = record.offset + 1

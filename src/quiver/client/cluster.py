@@ -93,6 +93,7 @@ class Cluster:
         self._topics: dict[str, TopicInfo] = {}
         self._asking: dict[str, asyncio.Task[MetadataReply]] = {}
         self._replicas: dict[str, list[str]] = {}  # after a failure: who has the partition and knows its leader first
+        self._primary = ""  # the address of the manager that takes changes, when it is known
         self._turn = 0  # whom to ask next: another one after each disappointment
         self._closed = False
 
@@ -211,9 +212,26 @@ class Cluster:
         """What any node says that answers."""
         reply = await self.ask_any(GetMetadata(topics), MetadataReply, topics[0] if topics else None)
         self._addresses = {node.id: node.address for node in reply.nodes}
+        self._primary = next((one.address for one in reply.managers if one.id == reply.primary), "")
         for topic in reply.topics:
             self._topics[topic.name] = topic
         return reply
+
+    async def primary(self) -> Connection | None:
+        """The manager that takes changes. None: it is not known now; any other node passes on what it is asked."""
+        if not self._primary:
+            await self.metadata([])
+        address = self._primary
+        if not address or self._is_avoided(address):
+            return None
+        try:
+            return await self.connection(address)
+        except UnavailableError:
+            self.forget_primary()
+            return None
+
+    def forget_primary(self) -> None:
+        self._primary = ""
 
     async def ask_any(self, request: Struct, reply_type: type[R], topic: str | None = None) -> R:
         """The answer of the first node that has one. Only for requests that may be repeated."""

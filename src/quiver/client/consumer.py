@@ -1,4 +1,7 @@
-"""The consuming engine and its asyncio face.
+"""The consuming engine that both faces share.
+
+With a group it reads what the group gives it, else the partitions it was asked for or all. What a group takes away is
+let go of when the reader comes back for more: then it is done with what it had.
 
 Rule: a position moves when records are handed to the application, never when they are fetched. `commit` stores these
 positions; only after a `seek` may a stored position move back.
@@ -7,48 +10,53 @@ positions; only after a `seek` may a stored position move back.
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from quiver.client.backlog import Backlog, TopicPartition
 from quiver.client.cluster import Cluster
 from quiver.client.fetcher import Chunk, Fetcher
+from quiver.client.group_member import GroupMember
 from quiver.client.partitioner import check_partition
+from quiver.client.positions import Positions
 from quiver.client.topic_watch import REFRESH_S, TopicWatch
 from quiver.config import MIB
 from quiver.errors import (
     ClosedError,
     ForkedError,
     InvalidRequestError,
+    MemberFencedError,
     NoCommittedPositionError,
     OffsetOutOfRangeError,
     QuiverError,
     UnknownPartitionError,
 )
-from quiver.types import Record, TopicInfo, check_topic_name
+from quiver.types import TopicInfo, check_topic_name
+from quiver.wire.fields import CONSUMER_NAME_MAX
 from quiver.wire.frame import walk_frames
 from quiver.wire.messages import (
-    CONSUMER_NAME_MAX,
     OFFSET_EARLIEST,
     OFFSET_LATEST,
-    CommitPosition,
     Fetch,
     FetchReply,
-    GetPosition,
     ListOffset,
     ListOffsetReply,
-    Position,
-    PositionReply,
 )
-from quiver.wire.records import TABLE_SCHEMA, decode_batch
+from quiver.wire.records import decode_batch
 
+STICKY: Final = "sticky"
 STARTS: Final = ("earliest", "latest", "committed")
 _FETCH_BYTES_MIN: Final = 64 * 1024
+
+
+class Taken(NamedTuple):
+    """What the group takes away: `revoked` in order, so that positions may still be stored; `lost` is another's."""
+
+    revoked: dict[TopicPartition, int]
+    lost: dict[TopicPartition, int]
 
 
 class ConsumerEngine:
@@ -68,6 +76,9 @@ class ConsumerEngine:
         request_timeout: float = 30.0,
         client_id: str = "",
         metadata_refresh: float = REFRESH_S,
+        session_timeout: float = 10.0,
+        assignment: str = STICKY,
+        commit_interval: float | None = None,
     ) -> None:
         if isinstance(topics, (str, bytes)) or not isinstance(topics, Iterable):
             raise InvalidRequestError("topics is a list of topic names")
@@ -83,18 +94,26 @@ class ConsumerEngine:
             raise InvalidRequestError(f"group is a name of 1 to {CONSUMER_NAME_MAX} characters")
         if start == "committed" and group is None:
             raise InvalidRequestError("start='committed' needs a group")
-        self._cluster = Cluster(servers, client_id or f"consumer-{os.getpid()}", request_timeout)
+        client = client_id or f"consumer-{os.getpid()}"
+        self._cluster = Cluster(servers, client, request_timeout)
         self._notify = notify
         self._group = group
         self._start = start
         self._fetch_bytes = fetch_bytes
         self._prefetch_bytes = prefetch_bytes
         self._fetchers: dict[TopicPartition, Fetcher] = {}
-        followed = [topic for topic in self._topics if topic not in self._wanted]
-        self._watch = TopicWatch(self._cluster, metadata_refresh, lambda: followed, self._seen) if followed else None
         self.backlog = Backlog(self._taken)
-        self._committed: dict[TopicPartition, int] = {}
-        self._rewound: set[TopicPartition] = set()
+        self.stored = Positions(self._cluster, group, self.backlog, commit_interval)
+        self._member: GroupMember | None = None
+        if group is not None and not self._wanted:
+            settings = {"session_s": session_timeout, "strategy": assignment, "client": client}
+            self._member = GroupMember(self._cluster, group, self._topics, self._interrupt, **settings)  # type: ignore[arg-type]
+        self._owned: dict[TopicPartition, int] = {}  # what is read for the group, with the epoch of each
+        self._settling = 0  # the version of the membership that is being followed
+        self._counts: dict[str, int] = {}  # partitions of each topic when this consumer began
+        self._lost_records = 0  # of partitions that are not read any more
+        followed = [topic for topic in self._topics if topic not in self._wanted and self._member is None]
+        self._watch = TopicWatch(self._cluster, metadata_refresh, lambda: followed, self._seen) if followed else None
         self._started = False
         self._closed = False
         self._pid = os.getpid()
@@ -108,26 +127,35 @@ class ConsumerEngine:
 
     # -- on the loop ---------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Finds the partitions and where to begin, then fetches ahead. Called once, before anything is taken."""
+    async def start(self) -> bool:
+        """Finds the partitions and where to begin, then fetches ahead; in a group it only joins, and the reader has to
+        settle what it is given. Called before anything is taken. False: it was started before."""
         if self._started:
-            return
+            return False
         found: list[TopicPartition] = []
         for topic in self._topics:
             info = await self._cluster.retrying(lambda name=topic: self._cluster.topic(name))  # type: ignore[misc]
-            numbers = self._wanted.get(topic)
-            if numbers is None:
-                numbers = list(range(len(info.partitions)))
-            count = len(info.partitions)
+            self._counts[topic] = count = len(info.partitions)
+            numbers = self._wanted.get(topic, list(range(count)))
             found += dict.fromkeys((topic, check_partition(topic, count, number)) for number in numbers)
-        positions = await asyncio.gather(*(self._first_offset(*pair) for pair in found))
-        # Two chunks of each partition may be held: one being read, one being fetched.
-        share = max(_FETCH_BYTES_MIN, min(self._fetch_bytes, self._prefetch_bytes // (2 * max(1, len(found)))))
-        for (topic, number), offset in zip(found, positions, strict=True):
-            self._fetch(topic, number, offset, share)
+        if self._member is not None:
+            await self._member.join()
+        else:
+            await self._read(dict.fromkeys(found, 0))
         self._started = True
+        self.stored.start()
         if self._watch is not None:
             self._watch.start()
+        return True
+
+    async def _read(self, partitions: dict[TopicPartition, int]) -> None:
+        """Begins to fetch partitions. All or none: what cannot be begun now is begun the next time."""
+        offsets = await asyncio.gather(*(self._first_offset(*pair, epoch) for pair, epoch in partitions.items()))
+        # Two chunks of each partition may be held: one being read, one being fetched.
+        count = max(1, len(partitions) + len(self._fetchers))
+        share = max(_FETCH_BYTES_MIN, min(self._fetch_bytes, self._prefetch_bytes // (2 * count)))
+        for (topic, number), offset in zip(partitions, offsets, strict=True):
+            self._fetch(topic, number, offset, share)
 
     def _fetch(self, topic: str, number: int, offset: int, share: int) -> None:
         policy = self._start if isinstance(self._start, str) else "none"
@@ -137,31 +165,91 @@ class ConsumerEngine:
         fetcher.start(offset)
 
     async def _seen(self, topic: TopicInfo) -> None:
-        """Reads partitions that were not there at the start: from their first record on, whatever `start` says."""
+        """Reads partitions that were not there at the start."""
         for number in range(len(topic.partitions)):
             if (topic.name, number) not in self._fetchers and not self._closed:
-                offset = await self._committed_offset(topic.name, number)
-                if offset is None:
-                    offset = await self.edge(topic.name, number, OFFSET_EARLIEST)
+                offset = await self._first_offset(topic.name, number, 0)
                 self._fetch(topic.name, number, offset, _FETCH_BYTES_MIN)
 
-    async def _first_offset(self, topic: str, partition: int) -> int:
-        committed = await self._committed_offset(topic, partition)
+    async def _first_offset(self, topic: str, partition: int, epoch: int) -> int:
+        if partition >= len((await self._cluster.topic(topic)).partitions):
+            self._cluster.forget_topic(topic)
+        committed = await self.stored.claim(topic, partition, epoch)
         if committed is not None:
             return committed
+        if partition >= self._counts[topic]:
+            # It was made since: from its first record on, whatever `start` says.
+            return await self.edge(topic, partition, OFFSET_EARLIEST)
         if self._start == "committed":
             raise NoCommittedPositionError(f"group {self._group} has no position in {topic}-{partition}")
+        if self._start == "earliest":
+            return await self.edge(topic, partition, OFFSET_EARLIEST)
         if isinstance(self._start, int):
-            return await self._checked_offset(topic, partition, self._start)
-        return await self.edge(topic, partition, OFFSET_EARLIEST if self._start == "earliest" else OFFSET_LATEST)
+            offset = await self._checked_offset(topic, partition, self._start)
+        else:
+            offset = await self.edge(topic, partition, OFFSET_LATEST)
+        if epoch:
+            # Else whoever has it next would begin at another place than here.
+            await self.stored.pin((topic, partition), offset)
+        return offset
 
-    async def _committed_offset(self, topic: str, partition: int) -> int | None:
-        if self._group is None:
-            return None
-        reply = await self._cluster.ask(topic, partition, GetPosition(topic, partition, self._group), PositionReply)
-        if reply.offset is not None:
-            self._committed[topic, partition] = reply.offset
-        return reply.offset
+    # -- what the group gives and takes ----------------------------------------------------------------------------
+
+    def _interrupt(self) -> None:
+        self.backlog.interrupted = True
+        self._notify()
+
+    @property
+    def is_unsettled(self) -> bool:
+        """The group has something else in mind than what is read. The reader settles it before it takes more: it begins
+        to revoke, finishes that, and adopts. When one of these fails it begins again the next time."""
+        return self.backlog.interrupted
+
+    async def begin_revoke(self) -> Taken:
+        """Stops to read what the group wants back. Positions stay until `finish_revoke`."""
+        assert self._member is not None
+        self._settling = self._member.version
+        if self._member.failure is not None:
+            raise self._member.failure
+        held, wanted = self._member.held, self._member.wanted
+        taken = Taken({}, {})
+        for pair, epoch in self._owned.items():
+            if wanted.get(pair) != epoch:
+                (taken.revoked if held.get(pair) == epoch else taken.lost)[pair] = epoch
+        for pair in (*taken.revoked, *taken.lost):
+            fetcher = self._fetchers[pair]
+            await fetcher.stop()
+            self.backlog.drop(fetcher)
+        for pair in taken.lost:
+            self._forget(pair)
+        return taken
+
+    async def finish_revoke(self, taken: Taken) -> None:
+        """Stores how far they were read, if this consumer does that by itself, and lets go of them."""
+        assert self._member is not None
+        if taken.revoked:
+            await self.stored.commit_settled(taken.revoked)
+            for pair in taken.revoked:
+                self._forget(pair)
+            await self._member.release(taken.revoked)
+
+    def _forget(self, pair: TopicPartition) -> None:
+        self._lost_records += self._fetchers.pop(pair).lost_records
+        self._owned.pop(pair, None)
+        self.backlog.positions.pop(pair, None)
+        self.stored.forget(pair)
+
+    async def adopt(self) -> list[TopicPartition]:
+        """Begins to read what the group has given, and says what that is."""
+        assert self._member is not None
+        new = {pair: epoch for pair, epoch in self._member.wanted.items() if pair not in self._owned}
+        try:
+            await self._read(new)
+        except MemberFencedError:
+            new = {}  # another has it by now, which the next heartbeat tells
+        self._owned |= new
+        self.backlog.interrupted = self._member.version != self._settling
+        return list(new)
 
     async def edge(self, topic: str, partition: int, which: int) -> int:
         request = ListOffset(topic, partition, which)
@@ -197,7 +285,7 @@ class ConsumerEngine:
         await self._checked_offset(topic, partition, offset)
         await fetcher.stop()
         self.backlog.forget(fetcher, offset)
-        self._rewound.add((topic, partition))
+        self.stored.rewound((topic, partition))
         fetcher.start(offset)
 
     async def offset_at(self, topic: str, partition: int, timestamp: int) -> int:
@@ -205,36 +293,43 @@ class ConsumerEngine:
         self._fetcher(topic, partition)
         return await offset_at(self._cluster, topic, partition, timestamp)
 
-    async def commit(self) -> None:
-        if self._group is None:
-            raise InvalidRequestError("only a consumer with a group can commit: Consumer(..., group='name')")
-        moved = {pair: offset for pair, offset in self.positions.items() if self._committed.get(pair) != offset}
-        await asyncio.gather(*(self._commit(pair, offset) for pair, offset in moved.items()))
-
-    async def _commit(self, pair: TopicPartition, offset: int) -> None:
-        assert self._group is not None
-        request = CommitPosition(*pair, Position(self._group, offset, pair in self._rewound))
-        await self._cluster.ask(*pair, request, PositionReply)
-        self._committed[pair] = offset
-        self._rewound.discard(pair)
-
     async def committed(self, topic: str, partition: int) -> int | None:
-        if self._group is None:
-            raise InvalidRequestError("only a consumer with a group has committed positions")
         check_partition(topic, len((await self._cluster.topic(topic)).partitions), partition)
-        request = GetPosition(topic, partition, self._group)
-        return (await self._cluster.ask(topic, partition, request, PositionReply)).offset
+        return await self.stored.committed(topic, partition)
 
-    async def close(self) -> None:
+    async def pause(self) -> None:
+        """Stores positions and gives everything back to the group; `start` joins it again."""
+        if self._started and self._member is not None:
+            await self.stored.commit()
+            await self._stop_reading()
+            for pair in list(self._owned):
+                self._forget(pair)
+            self._started = False
+
+    async def _stop_reading(self) -> None:
+        for fetcher in self._fetchers.values():
+            await fetcher.stop()
+            self.backlog.drop(fetcher)
+        await self.stored.stop()
+        if self._member is not None:
+            await self._member.leave()
+
+    async def close(self, *, failed: bool = False) -> None:
+        """`failed`: what was handed out last was not dealt with."""
         if not self._closed:
             self._closed = True
             if self._watch is not None:
                 await self._watch.stop()
             for fetcher in self._fetchers.values():
                 await fetcher.stop()
-            await self._cluster.close()
-            self.backlog.clear()
-            self._notify()
+            try:
+                if self._started:
+                    await self.stored.commit_last(failed=failed)
+                await self._stop_reading()
+            finally:
+                await self._cluster.close()
+                self.backlog.clear()
+                self._notify()
 
     # -- from the reader's thread --------------------------------------------------------------------------------
 
@@ -248,7 +343,21 @@ class ConsumerEngine:
 
     @property
     def lost_records(self) -> int:
-        return sum(fetcher.lost_records for fetcher in self._fetchers.values())
+        return self._lost_records + sum(fetcher.lost_records for fetcher in list(self._fetchers.values()))
+
+    @property
+    def has_group(self) -> bool:
+        return self._group is not None
+
+    @property
+    def is_member(self) -> bool:
+        """It shares partitions with the others of its group."""
+        return self._member is not None
+
+    @property
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions that are read."""
+        return sorted(self._fetchers)
 
 
 def check_count(max_records: object) -> None:
@@ -274,96 +383,3 @@ async def offset_at(cluster: Cluster, topic: str, partition: int, timestamp: int
                 if stamp >= timestamp and header.base_offset + row >= found.offset:
                     return header.base_offset + row
     return found.offset
-
-
-class AsyncConsumer:
-    """Reads topics from asyncio: `async for record in consumer`, `await consumer.poll()`."""
-
-    def __init__(
-        self, servers: str, topics: Sequence[str], *, idle_timeout: float | None = None, **settings: Any
-    ) -> None:
-        self._something = asyncio.Event()
-        self._make = functools.partial(ConsumerEngine, servers, topics, self._something.set, **settings)
-        self._idle_timeout_s = idle_timeout
-        self._engine: ConsumerEngine | None = None
-        self._start_lock = asyncio.Lock()
-
-    async def _ready(self) -> ConsumerEngine:
-        if self._engine is None:
-            self._engine = self._make()
-        self._engine.check_usable()
-        async with self._start_lock:
-            await self._engine.start()
-        return self._engine
-
-    async def _until(self, deadline_s: float | None) -> bool:
-        """Waits until there may be something to take."""
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                await self._something.wait()
-            return True
-        except TimeoutError:
-            return False
-
-    async def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Record]:
-        check_count(max_records)
-        engine = await self._ready()
-        deadline_s = asyncio.get_running_loop().time() + timeout
-        while True:
-            self._something.clear()
-            if (records := engine.backlog.take(max_records)) or not await self._until(deadline_s):
-                return records
-            engine.check_usable()
-
-    async def poll_arrow(self, timeout: float = 1.0) -> pa.Table:
-        engine = await self._ready()
-        deadline_s = asyncio.get_running_loop().time() + timeout
-        while True:
-            self._something.clear()
-            if (table := engine.backlog.take_table()) is not None:
-                return table
-            if not await self._until(deadline_s):
-                return TABLE_SCHEMA.empty_table()
-            engine.check_usable()
-
-    async def __aiter__(self) -> AsyncIterator[Record]:
-        """Records as they come; ends after `idle_timeout` without one, or when the consumer is closed."""
-        engine = await self._ready()
-        idle_s = self._idle_timeout_s
-        while not engine.is_closed:
-            self._something.clear()
-            if engine.backlog.prepare():
-                for record in engine.backlog.walk():
-                    yield record
-            elif not await self._until(None if idle_s is None else asyncio.get_running_loop().time() + idle_s):
-                return
-
-    async def commit(self) -> None:
-        """Stores the positions of what was handed out, durably, before it returns."""
-        await (await self._ready()).commit()
-
-    async def committed(self, topic: str, partition: int) -> int | None:
-        return await (await self._ready()).committed(topic, partition)
-
-    async def seek(self, topic: str, partition: int, offset: int) -> None:
-        await (await self._ready()).seek(topic, partition, offset)
-
-    async def seek_to_time(self, topic: str, partition: int, timestamp: int) -> None:
-        engine = await self._ready()
-        await engine.seek(topic, partition, await engine.offset_at(topic, partition, timestamp))
-
-    async def position(self, topic: str, partition: int) -> int | None:
-        return (await self._ready()).positions.get((topic, partition))
-
-    async def close(self) -> None:
-        if self._engine is not None:
-            await self._engine.close()
-
-    async def __aenter__(self) -> Self:
-        await self._ready()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

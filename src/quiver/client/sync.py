@@ -6,25 +6,17 @@ when it is not. None of them may be carried over a fork: make a new one in the c
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import pyarrow as pa
-
 from quiver.client.admin import AsyncAdmin
-from quiver.client.consumer import ConsumerEngine, check_count
 from quiver.client.delivery import BatchesFuture, Delivery, RecordFuture
 from quiver.client.loop_thread import shared_loop
 from quiver.client.producer import ProducerEngine
-from quiver.client.runner import Runner
-from quiver.errors import ConcurrentUseError, ForkedError
-from quiver.types import ManagerInfo, NodeInfo, PartitionMove, PartitionStatus, Record, TopicInfo
-from quiver.wire.records import TABLE_SCHEMA
+from quiver.errors import ForkedError
+from quiver.types import ManagerInfo, NodeInfo, PartitionMove, PartitionStatus, TopicInfo
 
 
 class _Closing:
@@ -111,157 +103,6 @@ class Producer(_Closing):
         """Flushes, then closes. A second call does nothing."""
         if self._io.pid == os.getpid():
             self._io.call(self._engine.close(timeout))
-
-
-class Consumer(_Closing):
-    """Reads topics. One thread at a time.
-
-    with Consumer("127.0.0.1:9400", ["logs"], group="g", start="earliest") as consumer:
-        for record in consumer: ...
-
-    `start` is where to begin without a committed position, and what to do when a position fell off the log:
-    'earliest', 'latest', 'committed' (raise instead), or an offset. Settings: group, partitions={"logs": [0, 1]},
-    idle_timeout (seconds without a record that end iteration), fetch_bytes, prefetch_bytes, request_timeout,
-    metadata_refresh (seconds after which partitions that were added are noticed), client_id.
-    """
-
-    def __init__(
-        self, servers: str, topics: Sequence[str], *, idle_timeout: float | None = None, **settings: Any
-    ) -> None:
-        self._io = shared_loop()
-        self._servers, self._topics, self._settings = servers, topics, settings
-        self._idle_timeout_s = idle_timeout
-        self._something = threading.Event()
-        self._stop_running = threading.Event()
-        self._using = threading.Lock()
-
-        async def make() -> ConsumerEngine:
-            return ConsumerEngine(servers, topics, self._something.set, **settings)
-
-        self._engine = self._io.call(make())
-        self._started = False
-
-    @contextlib.contextmanager
-    def _use(self) -> Iterator[ConsumerEngine]:
-        self._engine.check_usable()
-        if not self._using.acquire(blocking=False):
-            raise ConcurrentUseError("a Consumer is used by one thread at a time; give each thread its own")
-        try:
-            if not self._started:
-                self._io.call(self._engine.start())
-                self._started = True
-            yield self._engine
-        finally:
-            self._using.release()
-
-    def poll(self, max_records: int = 500, timeout: float = 1.0) -> list[Record]:
-        """Up to `max_records` records; waits up to `timeout` seconds for the first, an empty list if none came."""
-        check_count(max_records)
-        with self._use() as engine:
-            deadline_s = time.monotonic() + timeout
-            while True:
-                self._something.clear()
-                if records := engine.backlog.take(max_records):
-                    return records
-                if not self._something.wait(max(0.0, deadline_s - time.monotonic())):
-                    return []
-                engine.check_usable()
-
-    def poll_arrow(self, timeout: float = 1.0) -> pa.Table:
-        """All records at hand as one Arrow table, without a Python object for any of them."""
-        with self._use() as engine:
-            deadline_s = time.monotonic() + timeout
-            while True:
-                self._something.clear()
-                if (table := engine.backlog.take_table()) is not None:
-                    return table
-                if not self._something.wait(max(0.0, deadline_s - time.monotonic())):
-                    return TABLE_SCHEMA.empty_table()
-                engine.check_usable()
-
-    def __iter__(self) -> Iterator[Record]:
-        """Records as they come, without end unless `idle_timeout` is set or the consumer is closed.
-
-        Nothing is taken ahead of the loop: after a `break`, a `seek` or a `poll` in between, all go on from there.
-        """
-        self._engine.check_usable()
-        while not self._engine.is_closed:
-            with self._use() as engine:
-                self._something.clear()
-                if not engine.backlog.prepare() and not self._something.wait(self._idle_timeout_s):
-                    return
-            yield from engine.backlog.walk()
-
-    def run(
-        self,
-        handler: Callable[[Record], object],
-        *,
-        timeout: float | None = None,
-        poll_time: float = 0.1,
-        poll_time_after_error: float = 1.0,
-    ) -> int:
-        """Calls `handler(record)` for every record, topics in parallel, one thread each; returns how many there were.
-
-        It ends after `timeout` seconds without a record on any topic (None: never), by `stop()` from a handler or
-        another thread, by Ctrl-C, or when a handler raises, which is raised here. `poll_time` is how long one look for
-        records takes, `poll_time_after_error` the pause while the server cannot be reached. With a group, positions
-        are stored after the records of a look are handled; those of a look that was cut short come again.
-        """
-        self._stop_running.clear()
-        with self._use() as engine, contextlib.ExitStack() as stack:
-            readers = {
-                topic: stack.enter_context(Consumer(self._servers, [topic], **self._settings))
-                for topic in dict.fromkeys(self._topics)
-            }
-            for (topic, partition), offset in engine.positions.items():
-                if readers[topic].position(topic, partition) != offset:
-                    readers[topic].seek(topic, partition, offset)
-            stores = self._settings.get("group") is not None
-            runner = Runner(handler, timeout, poll_time, poll_time_after_error, stores, self._stop_running)
-            handled = runner.run(readers)
-            for topic, partition in engine.positions:
-                reached = readers[topic].position(topic, partition)
-                if reached is not None:
-                    self._io.call(engine.seek(topic, partition, reached))  # what was handled is not polled again
-            return handled
-
-    def stop(self) -> None:
-        """Ends `run` after the records it has at hand. From any thread."""
-        self._stop_running.set()
-
-    def commit(self) -> None:
-        """Stores the positions of what was handed out; they are on disk when this returns."""
-        with self._use() as engine:
-            self._io.call(engine.commit())
-
-    def committed(self, topic: str, partition: int) -> int | None:
-        with self._use() as engine:
-            return self._io.call(engine.committed(topic, partition))
-
-    def position(self, topic: str, partition: int) -> int | None:
-        """The next offset this consumer will hand out."""
-        with self._use() as engine:
-            return engine.positions.get((topic, partition))
-
-    def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Goes on at `offset`. Raises OffsetOutOfRangeError, which says the valid range."""
-        with self._use() as engine:
-            self._io.call(engine.seek(topic, partition, offset))
-
-    def seek_to_time(self, topic: str, partition: int, timestamp: int) -> None:
-        """Goes on at the first record at or after `timestamp` (microseconds since 1970 UTC)."""
-        with self._use() as engine:
-            offset = self._io.call(engine.offset_at(topic, partition, timestamp))
-            self._io.call(engine.seek(topic, partition, offset))
-
-    @property
-    def lost_records(self) -> int:
-        """Records that retention removed before this consumer read them."""
-        return self._engine.lost_records
-
-    def close(self) -> None:
-        if self._io.pid == os.getpid():
-            self._io.call(self._engine.close())
 
 
 class Admin(_Closing):

@@ -16,6 +16,7 @@ from quiver.errors import ConflictError, InvalidRequestError, OffsetOutOfRangeEr
 from quiver.manager.links import BrokerLink
 from quiver.manager.reader import RecordReader
 from quiver.metadata.state import Consumer, Topic
+from quiver.wire.fields import REGISTERED
 from quiver.wire.messages import CommitPosition, GetPosition, Position, PositionReply
 
 _POSITION_TRIES_MAX: Final = 100
@@ -25,7 +26,7 @@ _REMEMBERED_MAX: Final = 100_000
 
 def consumer_name(consumer_id: int) -> str:
     """A registered consumer is a group of one with a number for a name."""
-    return f"#{consumer_id}"
+    return f"{REGISTERED}{consumer_id}"
 
 
 class Taken(NamedTuple):

@@ -34,6 +34,7 @@ from quiver.log.disk import Disk, SystemDisk
 from quiver.manager.classic import ClassicApi
 from quiver.manager.founding import Founding, parse_peers
 from quiver.manager.gateway import Gateway
+from quiver.manager.groups import GROUP_REQUESTS, Groups
 from quiver.manager.http import refuse
 from quiver.manager.http_server import HttpServer, listen
 from quiver.manager.identity import Identity
@@ -62,6 +63,7 @@ from quiver.wire.admin_messages import (
     Rebalance,
     RemoveBroker,
 )
+from quiver.wire.group_messages import DeleteGroup, GetGroups, GroupBeat, JoinGroup, LeaveGroup
 from quiver.wire.messages import (
     CreateTopic,
     DeleteTopic,
@@ -81,15 +83,8 @@ Handle = Callable[[Any, memoryview, Any], Awaitable[Reply]]
 _FOLLOW_S: Final = 1.0
 # Requests of clients and brokers that only the primary can answer.
 _FOR_PRIMARY: Final = (
-    CreateTopic,
-    DeleteTopic,
-    JoinCluster,
-    AddPartitions,
-    AlterTopic,
-    GetConsumers,
-    RemoveBroker,
-    Rebalance,
-    GetMoves,
+    *(CreateTopic, DeleteTopic, JoinCluster, AddPartitions, AlterTopic, GetConsumers, RemoveBroker, Rebalance),
+    *(GetMoves, *GROUP_REQUESTS),
 )
 
 
@@ -153,6 +148,7 @@ class Manager:
         self.cluster_id = identity.cluster_id
         self._registry = Registry(quorum, self._clock, self._silence_s)
         self._registry.producers_seen, self._registry.consumers_seen = map(SeenTimes, seen)
+        self._groups = Groups(quorum, self._clock, self._settings.group_release_s)
         away_s = self._settings.broker_away_s
         self._moves = Moves(quorum, self._registry, self._clock, away_s, self._forget_broker)
 
@@ -235,6 +231,7 @@ class Manager:
         self._http = HttpServer(self._door.answer, refuse, settings.http_body_bytes_max, settings.http_body_timeout_s)
         await self._http.start(listener)
         standing.start()
+        self._groups.start()
         self._observer = Observer(
             quorum, registry, standing, self._classic, self._store, self._clock, settings.heartbeat_s
         )
@@ -265,6 +262,7 @@ class Manager:
             await asyncio.gather(self._follower, return_exceptions=True)
         if self._identity is not None and self._quorum is not None:
             await self._moves.stop()
+            await self._groups.close()
         if self._observer is not None:
             await self._observer.close()
         if self._standing is not None:
@@ -341,6 +339,8 @@ class Manager:
                 return MovesReply(await self._moves.rebalance(), self._moves.draining()), ()
             case GetMoves():
                 return MovesReply(self._moves.moves(), self._moves.draining()), ()
+            case JoinGroup() | GroupBeat() | LeaveGroup() | GetGroups() | DeleteGroup():
+                return await self._groups.answer(request), ()
             case ManagerBeat():
                 assert self._standing is not None
                 return await self._standing.beat_of(request), ()

@@ -40,8 +40,8 @@ from quiver.manager.v1_shapes import (
 )
 from quiver.metadata.state import Topic as TopicState
 from quiver.metadata.state import check_partition
+from quiver.wire.fields import CONSUMER_NAME_MAX
 from quiver.wire.messages import (
-    CONSUMER_NAME_MAX,
     CommitPosition,
     GetPosition,
     ListOffset,

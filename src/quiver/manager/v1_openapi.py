@@ -19,7 +19,7 @@ from quiver.manager.v1_fetch import NEXT_HEADER, START_HEADER, WATERMARK_HEADER
 from quiver.manager.v1_media import JSON, NDJSON
 from quiver.manager.v1_routes import PRODUCE_HEADERS, ROUTES, Route
 from quiver.types import PARTITIONS_MAX
-from quiver.wire.messages import CONSUMER_NAME_MAX
+from quiver.wire.fields import CONSUMER_NAME_MAX
 
 Json = dict[str, Any]
 

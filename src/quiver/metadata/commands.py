@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from quiver.metadata.groups import Change
+
 
 class CreateTopic(Struct, frozen=True, tag="create_topic"):
     """`uids` names the directory of each partition. `brokers` are those that are here now: they hold the topic when
@@ -119,6 +121,18 @@ class SettleReplicas(Struct, frozen=True, tag="settle_replicas"):
     settled: list[Settled]
 
 
+class ChangeGroup(Struct, frozen=True, tag="change_group"):
+    """Members come and go and let go of partitions. `strategy` is of a group that has no members yet."""
+
+    group: str
+    change: Change
+    strategy: str
+
+
+class DeleteGroup(Struct, frozen=True, tag="delete_group"):
+    group: str
+
+
 Command = (
     CreateTopic
     | DeleteTopic
@@ -132,6 +146,8 @@ Command = (
     | AlterTopic
     | PlaceReplicas
     | SettleReplicas
+    | ChangeGroup
+    | DeleteGroup
 )
 
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from quiver.metadata.group_table import GroupTable
+from quiver.metadata.groups import Group
 from quiver.metadata.state import REMOVED, Broker, Consumer, Counters, Manager, Producer, Put, Remove, State, Topic
 
 _LEVEL: Final = 1  # names of fields repeat in every row: the quickest level takes them out
@@ -23,6 +25,7 @@ class _Image(msgspec.Struct):
     consumers: list[Consumer]
     brokers: list[Broker]  # those that were removed, too
     managers: list[Manager] = []
+    groups: list[Group] = []
 
 
 _decoder = msgspec.msgpack.Decoder(_Image)
@@ -35,6 +38,7 @@ def copy_of(state: State) -> State:
     copy.counters = msgspec.structs.replace(state.counters)
     copy.topics, copy.producers, copy.consumers = dict(state.topics), dict(state.producers), dict(state.consumers)
     copy.brokers, copy.removed, copy.managers = dict(state.brokers), dict(state.removed), dict(state.managers)
+    copy.groups = GroupTable(state.groups)
     return copy
 
 
@@ -56,6 +60,7 @@ def decode_state(raw: bytes) -> State:
         state.brokers = {broker.id: broker for broker in image.brokers if broker.phase != REMOVED}
         state.removed = {broker.id: broker for broker in image.brokers if broker.phase == REMOVED}
         state.managers = {manager.id: manager for manager in image.managers}
+        state.groups = GroupTable({group.name: group for group in image.groups})
     return state
 
 
@@ -70,4 +75,4 @@ def difference(old: State, new: State) -> list[Put | Remove]:
 
 def entities_of(state: State) -> tuple[dict[Any, Any], ...]:
     """By what names a row: a broker that was removed is one too."""
-    return state.topics, state.producers, state.consumers, state.brokers | state.removed, state.managers
+    return state.topics, state.producers, state.consumers, state.brokers | state.removed, state.managers, state.groups

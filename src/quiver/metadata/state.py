@@ -21,8 +21,10 @@ from quiver.errors import (
 from quiver.metadata.commands import (
     AddPartitions,
     AlterTopic,
+    ChangeGroup,
     Command,
     CreateTopic,
+    DeleteGroup,
     DeleteTopic,
     DrainBroker,
     Place,
@@ -35,6 +37,8 @@ from quiver.metadata.commands import (
     Settled,
     SettleReplicas,
 )
+from quiver.metadata.group_table import GroupTable
+from quiver.metadata.groups import Group
 from quiver.metadata.placement import plan_placement
 
 DRAINING: Final = "draining"
@@ -100,7 +104,7 @@ class Manager(msgspec.Struct, frozen=True):
     replica_id: int
 
 
-Entity = Topic | Producer | Consumer | Broker | Manager
+Entity = Topic | Producer | Consumer | Broker | Manager | Group
 
 
 class Put(NamedTuple):
@@ -126,10 +130,14 @@ class Counters(msgspec.Struct):
     partition: int = 1
     producer: int = 1
     consumer: int = 1
+    ownership: int = 1  # the epoch of the next partition that is given to a member of a group
+
+
+_KINDS: Final = ("brokers", "consumers", "groups", "managers", "producers", "removed", "topics")
 
 
 class State:
-    __slots__ = ("_leads", "applied", "brokers", "consumers", "counters", "managers", "producers", "removed", "topics")
+    __slots__ = (*_KINDS, "_leads", "applied", "counters")
 
     def __init__(self) -> None:
         self.applied = 0  # the id of the last transaction in here
@@ -139,6 +147,7 @@ class State:
         self.consumers: dict[int, Consumer] = {}
         self.brokers: dict[int, Broker] = {}
         self.managers: dict[int, Manager] = {}
+        self.groups = GroupTable()
         self.removed: dict[int, Broker] = {}  # they do not come back with the disk they had
         self._leads: dict[int, int] | None = None  # what each broker leads, of all topics; None: to be counted
 
@@ -172,6 +181,18 @@ class State:
                 return self._place_replicas(command)
             case SettleReplicas():
                 return self._settle_replicas(command)
+            case ChangeGroup():
+                group, differs = self.groups.change(command, self._count, self.counters)
+                return Applied(group, [Put(group)] if differs else [])
+            case DeleteGroup():
+                return Applied(group := self.groups.delete(command.group), [Remove(group)])
+
+    def _count(self, topic: str) -> int:
+        return len(self.topics[topic].partitions) if topic in self.topics else 0
+
+    def _share_again(self, topic: str) -> list[Put | Remove]:
+        """The partitions of a topic are others than before: groups that read it share them anew."""
+        return [Put(group) for group in self.groups.share_again(topic, self._count, self.counters)]
 
     def topic(self, name: str) -> Topic:
         found = self.topics.get(name)
@@ -230,7 +251,7 @@ class State:
 
     def _put(self, topic: Topic) -> Applied:
         self._replace_topic(topic.name, topic)
-        return Applied(topic, [Put(topic)])
+        return Applied(topic, [Put(topic), *self._share_again(topic.name)])
 
     def _replace_topic(self, name: str, topic: Topic | None) -> None:
         """Every change of topics is made here, so that leaders need not be counted anew for each new topic."""
@@ -310,7 +331,7 @@ class State:
             for gone in [entity for entity in registered.values() if entity.topic == topic.name]:
                 del registered[gone.id]
                 changes.append(Remove(gone))
-        return Applied(topic, changes)
+        return Applied(topic, [*changes, *self._share_again(topic.name)])
 
     def _register_producer(self, command: RegisterProducer) -> Applied:
         changes: list[Put | Remove] = []

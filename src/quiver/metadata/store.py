@@ -14,6 +14,7 @@ import msgspec
 import sqlalchemy as sa
 
 from quiver.errors import InvalidRequestError
+from quiver.metadata.groups import Group
 from quiver.metadata.image import difference
 from quiver.metadata.state import (
     REMOVED,
@@ -94,6 +95,14 @@ MANAGERS: Final = sa.Table(
     sa.Column("status", sa.String(20), nullable=False),
     sa.Column("replica_id", sa.BigInteger, nullable=False),
 )
+GROUPS: Final = sa.Table(
+    "group_metadata",
+    _tables,
+    sa.Column("group_name", sa.String(600), primary_key=True),
+    sa.Column("generation", sa.BigInteger, nullable=False),
+    sa.Column("members", sa.Integer, nullable=False),
+    sa.Column("body", sa.Text, nullable=False),  # all of it, as JSON
+)
 NUMBERS: Final = sa.Table(
     "metadata_state",
     _tables,
@@ -112,6 +121,7 @@ _KEY_OF: Final[Mapping[type, tuple[sa.Table, str, str]]] = {
     Producer: (PRODUCERS, "producer_id", "id"),
     Consumer: (CONSUMERS, "consumer_id", "id"),
     Manager: (MANAGERS, "manager_id", "id"),
+    Group: (GROUPS, "group_name", "key"),
 }
 
 
@@ -191,6 +201,9 @@ class Store:
                 state.consumers[row.consumer_id] = Consumer(row.consumer_id, row.topic_name, row.partition_id)
             for row in connection.execute(sa.select(MANAGERS)):
                 state.managers[row.manager_id] = Manager(row.manager_id, row.endpoint, row.http, row.replica_id)
+            for row in connection.execute(sa.select(GROUPS.c.body)):
+                group = msgspec.json.decode(row.body, type=Group)
+                state.groups[group.name] = group
         return state
 
     def load_seen(self) -> tuple[dict[int, int], dict[int, int]]:
@@ -300,6 +313,9 @@ def _row(entity: Entity) -> dict[str, Any]:
         case Consumer():
             row = {"consumer_id": entity.id, "topic_name": entity.topic, "partition_id": entity.partition}
             return row | {"offset": 0}
+        case Group():
+            row = {"group_name": entity.key, "generation": entity.generation, "members": len(entity.members)}
+            return row | {"body": msgspec.json.encode(entity).decode()}
 
 
 def _partition_row(partition: Partition, size: int) -> dict[str, Any]:

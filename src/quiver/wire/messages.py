@@ -8,7 +8,7 @@ handler.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -27,7 +27,19 @@ from quiver.wire.admin_messages import (
     ReplicasReply,
     SetReplicas,
 )
-from quiver.wire.fields import REPLICAS_MAX, BrokerId, Name, Settings, Timestamp, Uid, UInt32, UInt64, Voters
+from quiver.wire.fields import (
+    REPLICAS_MAX,
+    BrokerId,
+    ConsumerName,
+    Name,
+    Settings,
+    Timestamp,
+    Uid,
+    UInt32,
+    UInt64,
+    Voters,
+)
+from quiver.wire.group_messages import GROUP_KINDS, GROUP_REPLIES, DeleteGroup, LeaveGroup
 from quiver.wire.quorum_messages import (
     BeatReply,
     ForPrimary,
@@ -43,12 +55,9 @@ PROTOCOL_VERSION: Final = 1
 HELLO_MAGIC: Final = "quiver"
 HELLO_BYTES_MAX: Final = 4096
 NODE_CLIENT: Final = "node:"  # how the name of a client begins that is itself a node of the cluster
-CONSUMER_NAME_MAX: Final = 255
 
 OFFSET_EARLIEST: Final = -2
 OFFSET_LATEST: Final = -1
-
-ConsumerName = Annotated[str, Meta(min_length=1, max_length=CONSUMER_NAME_MAX)]
 
 
 class Hello(Struct, array_like=True, frozen=True):
@@ -184,13 +193,17 @@ class ListOffsetReply(Struct, array_like=True, frozen=True):
 class Position(Struct, array_like=True, frozen=True):
     """`offset` is the next one the consumer wants. Only `rewind` lets it move back.
 
-    With `expected` the position moves only from there, else ConflictError; -1 stands for none committed yet.
+    With `expected` the position moves only from there, else ConflictError; -1 stands for none committed yet. `epoch` is
+    that of a group's member who has the partition: one that is older than what was seen gets MemberFencedError. A
+    `claim` makes the epoch known and moves nothing; `forget` removes the position.
     """
 
     consumer: ConsumerName
     offset: UInt64
     rewind: bool = False
     expected: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
+    epoch: UInt64 = 0
+    act: Literal["move", "claim", "forget"] = "move"
 
 
 class CommitPosition(Struct, array_like=True, frozen=True):
@@ -313,6 +326,7 @@ REQUESTS: Final[dict[int, type[Struct]]] = {
     35: GetMoves,
     50: AlterTopic,
     51: GetConsumers,
+    **GROUP_KINDS,
 }
 REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
     Hello: HelloReply,
@@ -341,6 +355,9 @@ REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
     GetMoves: MovesReply,
     AlterTopic: Done,
     GetConsumers: ConsumersReply,
+    **GROUP_REPLIES,
+    LeaveGroup: Done,
+    DeleteGroup: Done,
 }
 KIND_OF: Final[dict[type[Struct], int]] = {request: kind for kind, request in REQUESTS.items()}
 

@@ -1,0 +1,321 @@
+"""Consumers of one group: they share partitions, hand them over, and cannot store anything over their successors."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from quiver import Admin, Consumer, Producer, aio
+from quiver.client.group_member import GroupMember
+from quiver.client.loop_thread import shared_loop
+from quiver.errors import InvalidRequestError, MemberFencedError
+from quiver.types import Record
+from tests.client.kit import fill, new_topic, numbers, until
+
+SESSION_S = 1.0
+
+
+@pytest.fixture
+def topic(servers: str) -> str:
+    return new_topic(servers, 6)
+
+
+@pytest.fixture
+def member(servers: str, topic: str) -> Iterator[Callable[..., Consumer]]:
+    """Makes consumers of one group that end with the test."""
+    with ExitStack() as stack:
+
+        def make(**settings: Any) -> Consumer:
+            settings = {"group": topic, "session_timeout": SESSION_S} | settings
+            return stack.enter_context(Consumer(servers, [topic], **settings))
+
+        yield make
+
+
+def read(members: list[Consumer], found: list[Record], enough: Callable[[], bool]) -> None:
+    """Each of them looks for records in turn."""
+
+    def look() -> bool:
+        for one in members:
+            found.extend(one.poll(timeout=0.02))
+        return enough()
+
+    until(look)
+
+
+def are_shared(members: list[Consumer], partitions: int = 6) -> bool:
+    """Everything is read by one of them, and everyone has a share."""
+    owned = [one.assignment() for one in members]
+    return sum(map(len, owned)) == len({pair for part in owned for pair in part}) == partitions and all(owned)
+
+
+def kill(consumer: Consumer) -> None:
+    """As if its process had died: no more heartbeats, no goodbye."""
+
+    async def end(member: GroupMember) -> None:
+        assert member._task is not None
+        member._task.cancel()
+
+    member = consumer._engine._member
+    assert member is not None
+    shared_loop().call(end(member))
+
+
+def test_members_share_partitions_and_each_record_is_read_once(servers: str, topic: str, member: Any) -> None:
+    fill(servers, topic, 300)
+    members = [member(commit_interval=0.1) for _ in range(3)]
+    found: list[Record] = []
+    read(members, found, lambda: are_shared(members) and len(found) >= 300)
+    fill(servers, topic, 300, first=300)
+    read(members, found, lambda: len(found) >= 600)
+    assert sorted(numbers(found)) == list(range(600))
+
+
+def test_a_member_keeps_what_it_keeps(servers: str, topic: str, member: Any) -> None:
+    events: list[tuple[str, set[int]]] = []
+    first = member(
+        on_assigned=lambda pairs: events.append(("assigned", {pair[1] for pair in pairs})),
+        on_revoked=lambda pairs: events.append(("revoked", {pair[1] for pair in pairs})),
+    )
+    first.poll(timeout=0)
+    assert events == [("assigned", set(range(6)))]
+    second = member()
+    read([first, second], [], lambda: are_shared([first, second]))
+    assert [name for name, _ in events] == ["assigned", "revoked"], "nothing that it keeps was taken and given again"
+    assert len(events[1][1]) == 3
+    second.close()
+    read([first], [], lambda: are_shared([first]))
+    assert events[2] == ("assigned", events[1][1])
+
+
+def test_positions_are_stored_before_a_partition_is_handed_over(servers: str, topic: str, member: Any) -> None:
+    fill(servers, topic, 60)
+    first = member(commit_interval=60)
+    found: list[Record] = []
+    read([first], found, lambda: len(found) == 60)
+    second = member(commit_interval=60)
+    read([first, second], found, lambda: are_shared([first, second]))
+    assert [second.position(*pair) for pair in second.assignment()] == [10, 10, 10]
+    assert len(found) == 60
+
+
+def test_a_callback_can_commit_what_is_about_to_be_handed_over(servers: str, topic: str, member: Any) -> None:
+    fill(servers, topic, 60)
+    first: Consumer = member(on_revoked=lambda pairs: first.commit())
+    found: list[Record] = []
+    read([first], found, lambda: len(found) == 60)
+    second = member()
+    read([first, second], found, lambda: are_shared([first, second]))
+    assert len(found) == 60
+
+
+def test_nothing_is_stored_unasked_without_an_interval(servers: str, topic: str, member: Any) -> None:
+    fill(servers, topic, 60)
+    first, found = member(), []
+    read([first], found, lambda: len(found) == 60)
+    first.close()
+    assert [member().committed(topic, number) for number in range(6)] == [None] * 6
+
+
+def test_what_was_being_dealt_with_in_an_error_comes_again(servers: str, topic: str, member: Any) -> None:
+    fill(servers, topic, 60)
+    with (
+        pytest.raises(ZeroDivisionError),
+        Consumer(servers, [topic], group=topic, commit_interval=60) as consumer,
+    ):
+        done = consumer.poll(20, timeout=10)
+        in_hand = consumer.poll(20, timeout=10)
+        raise ZeroDivisionError
+    found: list[Record] = []
+    second = member(commit_interval=60)
+    read([second], found, lambda: len(found) == 60 - len(done))
+    assert {(one.partition, one.offset) for one in in_hand} <= {(one.partition, one.offset) for one in found}
+    second.close()
+    assert member().poll(timeout=0.2) == [], "and at a clean end everything is stored"
+
+
+def test_what_a_silent_member_had_goes_to_the_others(servers: str, topic: str, member: Any) -> None:
+    first, second = member(), member()
+    read([first, second], [], lambda: are_shared([first, second]))
+    kill(second)
+    read([first], [], lambda: are_shared([first]))
+
+
+def test_who_was_away_cannot_commit_over_its_successor(servers: str, topic: str, member: Any) -> None:
+    fill(servers, topic, 60)
+    lost: list[Any] = []
+    away = member(on_lost=lost.extend)
+    found: list[Record] = []
+    read([away], found, lambda: len(found) == 60)
+    kill(away)
+    successor = member()
+    read([successor], [], lambda: are_shared([successor]))
+    with pytest.raises(MemberFencedError, match="another member of group"):
+        away.commit()
+    assert [successor.committed(topic, number) for number in range(6)] == [None] * 6
+    read([successor], again := [], lambda: len(again) >= 60 or successor.position(topic, 0) == 10)
+
+
+def test_a_member_that_was_held_to_be_gone_comes_back(servers: str, topic: str, member: Any) -> None:
+    lost: list[Any] = []
+    one = member(on_lost=lost.extend)
+    read([one], [], lambda: are_shared([one]))
+    with Admin(servers) as admin:
+        name = one._engine._member.id
+        shared_loop().call(leave(admin, topic, name))
+    read([one], [], lambda: bool(lost) and are_shared([one]))
+    assert sorted(lost) == [(topic, number) for number in range(6)]
+
+
+async def leave(admin: Admin, group: str, name: str) -> None:
+    from quiver.wire.group_messages import LeaveGroup
+    from quiver.wire.messages import Done
+
+    await admin._admin._cluster.ask_any(LeaveGroup(group, name), Done)
+
+
+def test_new_partitions_are_shared_and_read_from_their_beginning(servers: str, topic: str, member: Any) -> None:
+    members = [member(start="latest"), member(start="latest")]
+    read(members, [], lambda: are_shared(members))
+    with Admin(servers) as admin, Producer(servers) as producer:
+        admin.add_partitions(topic, 9)
+        for number in (6, 7, 8):
+            producer.send(topic, b"%d" % number, partition=number).result()
+    found: list[Record] = []
+    read(members, found, lambda: are_shared(members, 9) and len(found) == 3)
+    assert sorted(numbers(found)) == [6, 7, 8]
+
+
+def test_the_first_member_fixes_where_latest_is(servers: str, topic: str, member: Any) -> None:
+    fill(servers, topic, 60)
+    first = member(start="latest")
+    first.poll(timeout=0)
+    kill(first)
+    fill(servers, topic, 60, first=60)
+    second, found = member(start="latest"), []
+    read([second], found, lambda: len(found) == 60)
+    assert sorted(numbers(found)) == list(range(60, 120)), "what came after the group began is not skipped"
+
+
+def test_iteration_lets_go_between_two_records(servers: str, topic: str, member: Any) -> None:
+    fill(servers, topic, 120, batch=60)  # two batches: most records are in the middle of one
+    first, found = member(commit_interval=60), []
+    iterator = iter(first)
+    found.append(next(iterator))
+    second = member(commit_interval=60)
+    second.poll(timeout=0)
+    until(lambda: first._engine.is_unsettled)
+    found.append(next(iterator))
+    assert len(first.assignment()) == 3
+    read([first, second], found, lambda: len(found) == 120)
+    assert sorted(numbers(found)) == list(range(120))
+
+
+def test_members_of_other_topics_share_only_what_they_want(servers: str, topic: str, member: Any) -> None:
+    other = new_topic(servers, 2)
+    both = member()
+    with Consumer(servers, [topic, other], group=topic) as wide:
+        read([both, wide], [], lambda: are_shared([both, wide], 8))
+        assert {pair[0] for pair in both.assignment()} == {topic}
+
+
+def test_run_shares_with_other_members(servers: str, topic: str, member: Any) -> None:
+    fill(servers, topic, 200)
+    seen: list[int] = []
+    lock = threading.Lock()
+
+    def keep(record: Record) -> None:
+        with lock:
+            seen.append(int(record.value or b"-1"))
+
+    runners = [member(), member()]
+    threads = [
+        threading.Thread(target=one.run, args=(keep,), kwargs={"timeout": 1.5, "poll_time": 0.05}) for one in runners
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(seen) == list(range(200))
+
+
+def test_a_handler_that_raises_is_skipped_when_asked(servers: str, topic: str, member: Any) -> None:
+    fill(servers, topic, 60)
+    seen: list[int] = []
+
+    def handle(record: Record) -> None:
+        seen.append(int(record.value or b"-1"))
+        if seen[-1] % 10 == 0:
+            raise ZeroDivisionError
+
+    assert member().run(handle, timeout=0.5, poll_time=0.05, on_error="skip") == 54
+    assert sorted(seen) == list(range(60))
+    assert member().poll(timeout=0.2) == []
+    with pytest.raises(InvalidRequestError, match="on_error"):
+        member().run(handle, on_error="ignore")
+
+
+def test_asyncio_members_share_and_run(servers: str, topic: str) -> None:
+    fill(servers, topic, 120)
+
+    async def main() -> None:
+        told: list[str] = []
+
+        async def assigned(pairs: Any) -> None:
+            told.append("assigned")
+
+        settings: Any = {"group": topic, "commit_interval": 0.1}
+        async with (
+            aio.Consumer(servers, [topic], on_assigned=assigned, **settings) as first,
+            aio.Consumer(servers, [topic], **settings) as second,
+        ):
+            found: list[Record] = []
+            while not len(found) >= 120 or len(await second.assignment()) != 3:
+                found += await first.poll(timeout=0.02) + await second.poll(timeout=0.02)
+            assert sorted(numbers(found)) == list(range(120))
+            assert told == ["assigned"]
+        fill(servers, topic, 60)
+        seen: list[Record] = []
+
+        async def keep(record: Record) -> None:
+            seen.append(record)
+
+        async with aio.Consumer(servers, [topic], **settings) as third:
+            assert await third.run(keep, timeout=0.5, poll_time=0.05) == 60
+            assert await third.poll(timeout=0.1) == []
+        assert len(seen) == 60
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"session_timeout": 0.1}, "session_timeout"),
+        ({"session_timeout": True}, "session_timeout"),
+        ({"session_timeout": 10**9}, "session_timeout"),
+        ({"commit_interval": 0}, "commit_interval"),
+        ({"commit_interval": -1.0}, "commit_interval"),
+        ({"commit_interval": "5"}, "commit_interval"),
+        ({"commit_interval": 1, "group": None}, "needs a group"),
+        ({"assignment": "fair"}, "sticky"),
+        ({"group": "#1"}, "registered consumer"),
+    ],
+)
+def test_wrong_settings_are_refused(servers: str, topic: str, settings: Any, why: str) -> None:
+    with (
+        pytest.raises(InvalidRequestError, match=why),
+        Consumer(servers, [topic], **{"group": "wrong"} | settings) as consumer,
+    ):
+        consumer.poll(timeout=0)
+
+
+def test_a_group_has_one_way_of_sharing(servers: str, topic: str, member: Any) -> None:
+    member(assignment="range").poll(timeout=0)
+    with pytest.raises(InvalidRequestError, match="shares partitions by range"):
+        member(assignment="sticky").poll(timeout=0)
