@@ -158,6 +158,15 @@ class GroupPosition(msgspec.Struct, frozen=True):
         return self.latest - max(self.earliest, self.offset or 0)
 
 
+class GroupReset(msgspec.Struct, frozen=True):
+    """A group is set from one place to another; `before` is None when it had none."""
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+
+
 def check_topic_name(name: object) -> str:
     if not isinstance(name, str):
         raise InvalidTopicError(f"a topic name is a string, not {type(name).__name__}")

@@ -101,7 +101,7 @@ def random_command(dice: random.Random, state: State | None = None) -> Command:
             random_change(dice, state),
             DeleteGroup(dice.choice(GROUPS)),
         ),
-        (4, 2, 4, 4, 4, 3, 1, 1, 2, 5, 3, 2, 8, 1),
+        (4, 2, 4, 4, 4, 3, 1, 1, 2, 5, 3, 2, 8, 3),
     )[0]
 
 
@@ -118,7 +118,7 @@ def random_change(dice: random.Random, state: State | None = None) -> ChangeGrou
         for share in shares
         if (share.owner != share.target and dice.random() < 0.5) or dice.random() < 0.02
     ]
-    left = dice.sample(MEMBERS, dice.choice((0, 0, 0, 1, 2)))
+    left = dice.sample(MEMBERS, dice.choice((0, 0, 0, 1, 4)))
     return ChangeGroup(name, Change(joined, left, released), dice.choice(tuple(STRATEGIES)))
 
 

@@ -79,7 +79,9 @@ def consume(
         if start.offset is not None and group is None:
             check_offset(topic, start.offset, offsets)
         policy = start.offset if start.offset is not None else start.name or "earliest"
-        chosen = {topic: sorted(offsets)}
+        # Whoever follows shares with the others of its group; up to an end all is read here.
+        shares = follow and group is not None and partition is None
+        chosen = None if shares else {topic: sorted(offsets)}
         with Consumer(address, [topic], group=group, start=policy, partitions=chosen) as consumer:
             if start.timestamp_us is not None:
                 for number in offsets:

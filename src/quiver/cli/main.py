@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from quiver.cli import broker, cluster, consume, manager, nginx, produce, sim, status, topic, wal
+from quiver.cli import broker, cluster, consume, group, manager, nginx, produce, sim, status, topic, wal
 from quiver.cli.options import EXIT_INTERRUPTED, examples, exit_code_of, say
 from quiver.errors import QuiverError
 
@@ -75,6 +75,7 @@ cluster.register(app)
 status.register(app)
 topic.register(app)
 broker.register(app)
+group.register(app)
 manager.register(app)
 nginx.register(app)
 produce.register(app)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Final, Literal
 
 from quiver.errors import InvalidRequestError, OffsetOutOfRangeError, UnknownPartitionError
 
@@ -22,7 +23,11 @@ class Start:
     timestamp_us: int | None = None
 
 
-def parse_start(text: str) -> Start:
+_AGO: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(s|m|h|d)")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_start(text: str, option: str = "--from") -> Start:
     """`earliest`, `latest`, an offset, or an ISO time; a time without a zone is UTC."""
     lowered = text.strip().lower()
     if lowered == "earliest":
@@ -35,13 +40,21 @@ def parse_start(text: str) -> Start:
         moment = datetime.datetime.fromisoformat(text.strip())
     except ValueError:
         raise InvalidRequestError(
-            f"--from {text!r} is not a place to start: use earliest, latest, an offset such as 42, "
+            f"{option} {text!r} is not a place to start: use earliest, latest, an offset such as 42, "
             "or a time such as 2026-01-31T12:00:00Z"
         ) from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
     epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
     return Start(timestamp_us=(moment - epoch) // datetime.timedelta(microseconds=1))
+
+
+def parse_place(text: str, now_us: int) -> Start:
+    """As for a start, or how long ago: `90s`, `15m`, `2h`, `1d`."""
+    ago = _AGO.fullmatch(text.strip().lower())
+    if ago is None:
+        return parse_start(text, "--to")
+    return Start(timestamp_us=max(0, now_us - int(float(ago[1]) * _SECONDS[ago[2]] * 1e6)))
 
 
 def choose_partitions(

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from quiver.client.cluster import Cluster
 from quiver.client.consumer import offset_at
+from quiver.client.group_admin import GroupAdmin
 from quiver.errors import (
     ConnectionLostError,
     InvalidRequestError,
@@ -51,6 +52,7 @@ R = TypeVar("R", bound=Struct)
 class AsyncAdmin:
     def __init__(self, servers: str, *, request_timeout: float = 30.0, client_id: str = "") -> None:
         self._cluster = Cluster(servers, client_id or f"admin-{os.getpid()}", request_timeout)
+        self.groups = GroupAdmin(self._cluster, self.nodes)
 
     async def create_topic(
         self, name: str, partitions: int = 1, settings: Mapping[str, object] | None = None

@@ -16,7 +16,16 @@ from quiver.client.delivery import BatchesFuture, Delivery, RecordFuture
 from quiver.client.loop_thread import shared_loop
 from quiver.client.producer import ProducerEngine
 from quiver.errors import ForkedError
-from quiver.types import ManagerInfo, NodeInfo, PartitionMove, PartitionStatus, TopicInfo
+from quiver.types import (
+    GroupInfo,
+    GroupPosition,
+    GroupReset,
+    ManagerInfo,
+    NodeInfo,
+    PartitionMove,
+    PartitionStatus,
+    TopicInfo,
+)
 
 
 class _Closing:
@@ -185,6 +194,26 @@ class Admin(_Closing):
         """The partitions on their way to other brokers, and the brokers that are being removed."""
         found: tuple[list[PartitionMove], list[int]] = self._call(self._admin.moves())
         return found
+
+    def list_groups(self) -> list[GroupInfo]:
+        """All groups: those with members, now or before, and those that only have positions."""
+        groups: list[GroupInfo] = self._call(self._admin.groups.all())
+        return groups
+
+    def describe_group(self, name: str) -> tuple[GroupInfo, list[GroupPosition]]:
+        """Its members, and how far it is in each partition of its topics. Raises UnknownGroupError."""
+        found: tuple[GroupInfo, list[GroupPosition]] = self._call(self._admin.groups.describe(name))
+        return found
+
+    def reset_group(self, name: str, **place: Any) -> list[GroupReset]:
+        """Sets a group to another place: to='earliest' or 'latest', offset=, or timestamp= (microseconds); topic= and
+        partition= for one of them. With dry_run=True it only tells. Raises GroupActiveError while it has members."""
+        moved: list[GroupReset] = self._call(self._admin.groups.reset(name, **place))
+        return moved
+
+    def delete_group(self, name: str) -> None:
+        """Forgets a group and its positions. Raises UnknownGroupError, GroupActiveError."""
+        self._call(self._admin.groups.delete(name))
 
     def close(self) -> None:
         if self._io.pid == os.getpid():

@@ -43,6 +43,7 @@ from quiver.metadata.placement import plan_placement
 
 DRAINING: Final = "draining"
 REMOVED: Final = "removed"
+_NAMED: Final = ("brokers", "consumers", "producers", "removed", "topics")
 
 
 class Partition(msgspec.Struct, frozen=True):
@@ -133,11 +134,8 @@ class Counters(msgspec.Struct):
     ownership: int = 1  # the epoch of the next partition that is given to a member of a group
 
 
-_KINDS: Final = ("brokers", "consumers", "groups", "managers", "producers", "removed", "topics")
-
-
 class State:
-    __slots__ = (*_KINDS, "_leads", "applied", "counters")
+    __slots__ = (*("_leads", "applied", "counters", "groups", "managers"), *_NAMED)
 
     def __init__(self) -> None:
         self.applied = 0  # the id of the last transaction in here
@@ -348,8 +346,7 @@ class State:
     def _register_consumer(self, command: RegisterConsumer) -> Applied:
         check_partition(command.topic, len(self.topic(command.topic).partitions), command.partition)
         consumer = Consumer(self.counters.consumer, command.topic, command.partition)
-        self.counters.consumer += 1
-        self.consumers[consumer.id] = consumer
+        self.consumers[consumer.id], self.counters.consumer = consumer, consumer.id + 1
         return Applied(consumer, [Put(consumer)])
 
     def _remove_broker(self, command: RemoveBroker) -> Applied:

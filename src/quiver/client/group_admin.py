@@ -1,0 +1,138 @@
+"""Groups as an administrator sees them: who is in them, how far they are, and setting them back.
+
+Rule: positions of a group are set only while it has no members; everything is checked before anything is moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from quiver.client.cluster import Cluster
+from quiver.client.consumer import offset_at
+from quiver.client.partitioner import check_partition
+from quiver.errors import GroupActiveError, InvalidRequestError, OffsetOutOfRangeError, UnknownGroupError
+from quiver.types import GroupInfo, GroupPosition, GroupReset, NodeInfo, check_topic_name
+from quiver.wire.fields import CONSUMER_NAME_MAX, REGISTERED
+from quiver.wire.group_messages import DeleteGroup, GetGroups, GetPositions, GroupsReply, PositionsReply, StoredPosition
+from quiver.wire.messages import CommitPosition, Done, GetPosition, Position, PositionReply
+
+_EDGES = ("earliest", "latest")
+
+
+class GroupAdmin:
+    def __init__(self, cluster: Cluster, nodes: Callable[[], Awaitable[list[NodeInfo]]]) -> None:
+        self._cluster = cluster
+        self._nodes = nodes
+
+    async def all(self) -> list[GroupInfo]:
+        """All groups: those with members, now or before, and those that only have positions."""
+        known = {group.name: group for group in await self._groups(None)}
+        for position in await self._stored(None):
+            known.setdefault(position.consumer, GroupInfo(position.consumer, "", 0, 0))
+        return [known[name] for name in sorted(known)]
+
+    async def describe(self, name: str) -> tuple[GroupInfo, list[GroupPosition]]:
+        """Its members, and how far it is in each partition of its topics. Raises UnknownGroupError."""
+        _check_name(name)
+        found, stored = await self._groups(name), await self._stored(name)
+        if not found and not stored:
+            raise UnknownGroupError(f"group {name} does not exist")
+        info = found[0] if found else GroupInfo(name, "", 0, 0)
+        topics = {position.topic for position in stored} | {topic for one in info.members for topic in one.topics}
+        owners = {pair: member.id for member in info.members for pair in member.partitions}
+        positions = [await self._positions(name, topic, owners) for topic in sorted(topics)]
+        return info, [one for of_topic in positions for one in of_topic]
+
+    async def reset(
+        self,
+        name: str,
+        *,
+        to: str | None = None,
+        offset: int | None = None,
+        timestamp: int | None = None,
+        topic: str | None = None,
+        partition: int | None = None,
+        dry_run: bool = False,
+    ) -> list[GroupReset]:
+        """Sets a group to 'earliest' or 'latest', an offset, or the first record at or after a time."""
+        if sum(place is not None for place in (to, offset, timestamp)) != 1 or to not in (None, *_EDGES):
+            raise InvalidRequestError(f"a group is set to one of {_EDGES}, to an offset or to a timestamp")
+        if offset is not None and (isinstance(offset, bool) or not isinstance(offset, int) or offset < 0):
+            raise InvalidRequestError(f"an offset is an int of 0 or more, not {offset!r}")
+        if partition is not None and topic is None:
+            raise InvalidRequestError("a partition needs its topic")
+        info, positions = await self.describe(name)
+        if info.member_count:
+            raise GroupActiveError(f"group {name} has {info.member_count} active members; stop them first")
+        if topic is not None:
+            check_topic_name(topic)
+            positions = await self._positions(name, topic, {})
+            if partition is not None:
+                positions = [positions[check_partition(topic, len(positions), partition)]]
+        targets = [await self._target(one, to, offset, timestamp) for one in positions]
+        found = [
+            GroupReset(one.topic, one.partition, one.offset, target)
+            for one, target in zip(positions, targets, strict=True)
+        ]
+        if not dry_run:
+            await asyncio.gather(*(self._move(name, one) for one in found))
+        return found
+
+    async def delete(self, name: str) -> None:
+        """Forgets a group and its positions. Raises UnknownGroupError, GroupActiveError."""
+        await self.describe(name)
+        await self._cluster.retrying(lambda: self._cluster.ask_any(DeleteGroup(name), Done))
+        gone = [(one.topic, one.partition) for one in await self._stored(name)]
+        await asyncio.gather(*(self._commit(pair, Position(name, 0, act="forget")) for pair in gone))
+
+    async def _target(self, position: GroupPosition, to: str | None, offset: int | None, timestamp: int | None) -> int:
+        if offset is not None:
+            if not position.earliest <= offset <= position.latest:
+                where = (position.topic, position.partition)
+                raise OffsetOutOfRangeError.of(*where, offset, position.earliest, position.latest)
+            return offset
+        if timestamp is not None:
+            return await offset_at(self._cluster, position.topic, position.partition, timestamp)
+        return position.earliest if to == "earliest" else position.latest
+
+    async def _move(self, name: str, reset: GroupReset) -> None:
+        await self._commit((reset.topic, reset.partition), Position(name, reset.after, rewind=True))
+
+    async def _commit(self, pair: tuple[str, int], position: Position) -> None:
+        await self._cluster.ask(*pair, CommitPosition(*pair, position), PositionReply)
+
+    async def _groups(self, name: str | None) -> list[GroupInfo]:
+        ask = GetGroups(name)
+        return (await self._cluster.retrying(lambda: self._cluster.ask_any(ask, GroupsReply))).groups
+
+    async def _stored(self, name: str | None) -> list[StoredPosition]:
+        """The positions that the leaders of all partitions have."""
+
+        async def ask(node: NodeInfo) -> list[StoredPosition]:
+            connection = await self._cluster.connection(node.address)
+            return (await self._cluster.call(connection, GetPositions(name), PositionsReply)).positions
+
+        async def once() -> list[StoredPosition]:
+            answers = await asyncio.gather(*map(ask, await self._nodes()))
+            return [position for answer in answers for position in answer]
+
+        return await self._cluster.retrying(once)
+
+    async def _positions(self, name: str, topic: str, owners: dict[tuple[str, int], str]) -> list[GroupPosition]:
+        self._cluster.forget_topic(topic)
+        info = await self._cluster.retrying(lambda: self._cluster.topic(topic))
+
+        async def ask(number: int) -> GroupPosition:
+            reply = await self._cluster.ask(topic, number, GetPosition(topic, number, name), PositionReply)
+            bounds = (reply.start_offset, reply.high_watermark)
+            return GroupPosition(topic, number, reply.offset, *bounds, owners.get((topic, number), ""))
+
+        return await asyncio.gather(*map(ask, range(len(info.partitions))))
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= CONSUMER_NAME_MAX or name.startswith(REGISTERED):
+        raise InvalidRequestError(
+            f"a group has a name of 1 to {CONSUMER_NAME_MAX} characters that does not begin with {REGISTERED}"
+        )
