@@ -95,3 +95,35 @@ def test_what_must_start_fast_imports_nothing_heavy(module: str, unwanted: set[s
     code = f"import sys, {module}; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     assert unwanted.isdisjoint(run.stdout.decode().split())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("quiver to", "topic"), ("quiver topic des", "describe"), ("quiver topic create --par", "--partitions")],
+)
+def test_shell_completes_commands_and_options(words: str, expected: str) -> None:
+    """What the script of --install-completion asks for."""
+    environ = {"_QUIVER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    result = CliRunner().invoke(app, [], prog_name="quiver", env=environ)
+    assert expected in result.output.split()
+
+
+def test_completion_can_be_installed() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert "--install-completion" in result.output and "--show-completion" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["topic", "create", "x", "--set", "cleanup=never"], "cleanup is delete or consumed, not 'never'"),
+        (["topic", "create", "x", "--set", "cleanup"], "a setting is written name=value, not 'cleanup'"),
+        (["topic", "alter", "x", "--set", "nope=1"], "there is no topic setting 'nope'"),
+        (["topic", "alter", "x", "--unset", "nope"], "there is no topic setting 'nope'"),
+        (["topic", "alter", "x"], "say what is to change: --partitions, --set or --unset"),
+    ],
+)
+def test_wrong_settings_are_told_before_a_cluster_is_asked(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ") and message in result.stderr

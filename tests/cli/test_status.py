@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quiver.cli.cluster_file import BrokerEntry, Cluster, Running, SupervisorEntry
 from quiver.cli.render import human_bytes
-from quiver.cli.status import Answer, _replica, local_report, remote_report, topic_rows
+from quiver.cli.status import Answer, local_report, remote_report, replica_text, topic_rows
 from quiver.types import ManagerInfo, NodeInfo, PartitionStatus, ReplicaStatus
 
 CLUSTER = Cluster(("127.0.0.1:7001",), (BrokerEntry(1, 11, "127.0.0.1:7001"),), SupervisorEntry(10))
@@ -62,7 +62,7 @@ def replica(role: str, term: int, next_offset: int = 9, lags: tuple[ReplicaStatu
     return PartitionStatus("b", 0, "online", 5, next_offset, 2048, 1, "", "u", 0, role, term, lags)
 
 
-def test_a_partition_is_told_by_its_leader_with_the_lag_of_each_replica() -> None:
+def test_a_partition_is_told_by_its_leader_with_the_lag_of_eachreplica_text() -> None:
     lags = (ReplicaStatus(1, True, 4), ReplicaStatus(2, True, 0), ReplicaStatus(3, False, 70))
     (topic,) = topic_rows({1: [replica("follower", 7, 6)], 2: [replica("leader", 7, 9, lags)], 4: []})
     (row,) = topic["partitions"]
@@ -72,7 +72,11 @@ def test_a_partition_is_told_by_its_leader_with_the_lag_of_each_replica() -> Non
         (2, "leader", True, 0),
         (3, "away", False, 70),
     ]
-    assert [_replica(one) for one in row["replicas"]] == ["1 (4 behind)", "2", "3 (unreachable, learner, 70 behind)"]
+    assert [replica_text(one) for one in row["replicas"]] == [
+        "1 (4 behind)",
+        "2",
+        "3 (unreachable, learner, 70 behind)",
+    ]
 
 
 def test_of_two_that_think_they_lead_the_newer_term_counts() -> None:

@@ -291,6 +291,31 @@ def test_topics_are_created_listed_described_and_deleted(running: Cluster) -> No
     fails(running.run("consume", "life"), 2, "life does not exist")
 
 
+def test_settings_are_set_shown_altered_and_unset(running: Cluster) -> None:
+    succeeds(running.run("topic", "create", "kept", "--set", "cleanup=consumed", "--set", "retention.ms=5000"))
+    altered = succeeds(running.run("topic", "alter", "kept", "--set", "require.consumers=yes", "--unset", "cleanup"))
+    assert altered == b"Topic kept has 1 partition, with require.consumers=true, retention.ms=5000.\n"
+    described = json.loads(succeeds(running.run("topic", "describe", "kept", "--json")))
+    assert described["settings"].items() >= {"require.consumers": True, "retention.ms": 5000}.items()
+    (row,) = described["partitions"]
+    assert (row["state"], row["rate"], row["segments"]) == ("online", 0.0, 1) and row["size_bytes"] >= 0
+    shown = succeeds(running.run("topic", "describe", "kept", "--rate-over", "0"))
+    assert b"require.consumers" in shown and b"rate/s" in shown
+    fails(running.run("produce", "kept", stdin=b"x\n"), 2, "Topic kept takes no messages while it has no consumer")
+    fails(running.run("topic", "alter", "kept", "--set", "replication.factor=2"), 2, "one replica of everything")
+    succeeds(running.run("topic", "delete", "kept"))
+
+
+def test_status_is_watched_until_ctrl_c(running: Cluster) -> None:
+    command = [*QUIVER, "status", "--watch", "--json", "--interval", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=running.directory, env=ENVIRON) as watching:
+        assert watching.stdout is not None
+        looks = [json.loads(watching.stdout.readline()) for _ in range(2)]
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(WAIT_S) == 0
+    assert all(look["running"] and look["brokers"][0]["state"] == "online" for look in looks)
+
+
 def test_a_file_is_produced_line_by_line_and_consumed_the_same(running: Cluster, topic: str) -> None:
     content = b"".join(b"%d \xff\x00\r\n" % number for number in range(50_000)) + b"\n\nlast"
     (running.directory / "input").write_bytes(content)

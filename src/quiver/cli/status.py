@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import os
+import sys
+import time
+from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, NoReturn
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -14,6 +18,8 @@ import typer
 
 from quiver.cli.cluster_file import Running, find_running
 from quiver.cli.options import CONNECT_TIMEOUT_S, AsJson, DataDir, Servers, data_dir_of, examples, not_running, say
+from quiver.cli.rates import Rates
+from quiver.cli.rates import shown as shown_rate
 from quiver.cli.ready import EXIT_FAILED
 from quiver.cli.render import human_bytes, print_json, table
 from quiver.errors import UnavailableError
@@ -32,6 +38,7 @@ class Answer(NamedTuple):
 
 
 _HEALTH_TIMEOUT_S = 1.0
+_CLEAR: Final = "\x1b[2J\x1b[H"  # the screen, and back to its first place
 
 _COLUMNS = (
     "topic",
@@ -43,25 +50,41 @@ _COLUMNS = (
     "first",
     "next",
     "messages",
+    "rate/s",
     "size",
     "segments",
 )
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=examples("quiver status", "quiver status --json", "quiver status --servers 10.0.0.5:9400"))(
-        status
-    )
+    lines = ("quiver status", "quiver status --json", "quiver status --watch", "quiver status --servers 10.0.0.5:9400")
+    app.command(epilog=examples(*lines))(status)
 
 
-def status(servers: Servers = None, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def status(
+    servers: Servers = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Look again and again, with rates, until Ctrl-C; JSON: one a line.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Between two looks of --watch.")
+    ] = 2.0,
+) -> None:
     """Show nodes, who leads them, topics, partitions, leaders and how far behind replicas are.
 
     Exit code 1 without an answer.
     """
     if servers is None and data_dir is None:
         servers = os.environ.get("QUIVER_SERVERS") or None
-    report = remote_report(_ask(servers)) if servers else _local_report(data_dir_of(data_dir), as_json)
+
+    def look() -> dict[str, Any]:
+        return remote_report(_ask(servers)) if servers else _local_report(data_dir_of(data_dir), as_json and not watch)
+
+    if watch:
+        keep_watching(look, interval, as_json)
+    report = look()
     if as_json:
         print_json(report)
     else:
@@ -69,6 +92,32 @@ def status(servers: Servers = None, data_dir: DataDir = None, as_json: AsJson = 
     if "error" in report:
         say(f"error: {report['error']}")
         raise typer.Exit(EXIT_FAILED)
+
+
+def keep_watching(look: Callable[[], dict[str, Any]], interval_s: float, as_json: bool) -> NoReturn:
+    """Draws what is seen, over what was seen before. A cluster that does not answer is told, and looked for again."""
+    rates = Rates()
+    try:
+        while True:
+            try:
+                report = look()
+                rates.look(report["topics"], time.monotonic())
+            except UnavailableError as error:
+                report = {"running": False, "error": error.message}
+            if as_json:
+                print(msgspec.json.encode(report).decode(), flush=True)
+            else:
+                if sys.stdout.isatty():
+                    print(_CLEAR, end="")
+                print(datetime.datetime.now().strftime("%H:%M:%S"))
+                if report["running"]:
+                    _draw(report)
+                if "error" in report:
+                    print(f"error: {report['error']}")
+                sys.stdout.flush()
+            time.sleep(interval_s)
+    except KeyboardInterrupt as error:
+        raise typer.Exit(0) from error
 
 
 def _local_report(path: Path, as_json: bool) -> dict[str, Any]:
@@ -210,7 +259,7 @@ def _partition_row(held: dict[int, PartitionStatus]) -> dict[str, Any]:
     }
 
 
-def _replica(row: dict[str, Any]) -> str:
+def replica_text(row: dict[str, Any]) -> str:
     """'2', or what is to be said of it: '2 (14 behind)', '3 (unreachable)'."""
     said = [] if row["state"] == "online" else [row["state"]]
     if row["voter"] is False:
@@ -237,10 +286,11 @@ def _draw(report: dict[str, Any]) -> None:
             f"{row['state']}: {row['detail']}" if row["detail"] else row["state"],
             row["leader"] or "none",
             row["term"],
-            ", ".join(map(_replica, row["replicas"])),
+            ", ".join(map(replica_text, row["replicas"])),
             row["start_offset"],
             row["next_offset"],
             row["messages"],
+            shown_rate(row.get("rate")),
             human_bytes(row["size_bytes"]),
             row["segments"],
         )

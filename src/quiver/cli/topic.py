@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quiver.cli.options import AsJson, DataDir, Servers, examples, find_cluster, say
+from quiver.cli.rates import Rates
+from quiver.cli.rates import shown as shown_rate
 from quiver.cli.ready import EXIT_FAILED
-from quiver.cli.render import print_json, table
+from quiver.cli.render import human_bytes, print_json, table
+from quiver.cli.status import replica_text, topic_rows
 from quiver.errors import InvalidRequestError
 from quiver.topic_settings import NAMES, check_names, parse_assignments
 from quiver.types import PARTITIONS_MAX, TopicInfo, check_topic_name
@@ -76,29 +80,45 @@ def list_(as_json: AsJson = False, servers: Servers = None, data_dir: DataDir = 
 
 
 @_commands.command(epilog=examples("quiver topic describe logs", "quiver topic describe logs --json"))
-def describe(name: Name, as_json: AsJson = False, servers: Servers = None, data_dir: DataDir = None) -> None:
-    """Show the partitions of a topic: leader, replicas, and the offsets they hold."""
+def describe(
+    name: Name,
+    as_json: AsJson = False,
+    rate_over: Annotated[
+        float, typer.Option(min=0, max=60, metavar="SECONDS", help="How long to count messages for the rate; 0: none.")
+    ] = 0.5,
+    servers: Servers = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Show a topic's settings and its partitions: leader, replicas, offsets, size, messages a second."""
     check_topic_name(name)
     with _admin(servers, data_dir) as admin:
-        rows = describe_rows(admin.describe_topic(name), admin.offsets(name))
+        topic, offsets = admin.describe_topic(name), admin.offsets(name)
+        rates = Rates()
+        rates.look(topic_rows(admin.replica_status(name)), time.monotonic())
+        time.sleep(rate_over)
+        held = topic_rows(admin.replica_status(name))
+        rates.look(held if rate_over else [], time.monotonic())
+    rows = describe_rows(topic, offsets, held)
+    wanted = {"replication.factor": topic.replication_factor} if topic.replication_factor else {}
+    settings = {**topic.settings, **wanted}
     if as_json:
-        print_json({"name": name, "partitions": rows})
+        print_json({"name": name, "settings": settings, "partitions": rows})
         return
-    table(
-        f"Topic {name}",
-        ("partition", "leader", "replicas", "earliest", "latest", "messages"),
-        [
-            (
-                row["partition"],
-                row["leader"],
-                ", ".join(map(str, row["replicas"])),
-                row["earliest"],
-                row["latest"],
-                row["messages"],
-            )
-            for row in rows
-        ],
+    table(f"Topic {name}", _COLUMNS, [_cells(row) for row in rows])
+    if settings:
+        table("Settings", ("name", "value"), [(setting, shown(value)) for setting, value in settings.items()])
+
+
+_COLUMNS = ("partition", "state", "leader", "replicas", "earliest", "latest", "messages", "size", "rate/s")
+
+
+def _cells(row: dict[str, Any]) -> tuple[object, ...]:
+    replicas = ", ".join(
+        map(replica_text, row["replica_states"]) if row["replica_states"] else map(str, row["replicas"])
     )
+    numbers = (row["earliest"], row["latest"], row["messages"])
+    size = "-" if row["size_bytes"] is None else human_bytes(row["size_bytes"])
+    return row["partition"], row["state"], row["leader"], replicas, *numbers, size, shown_rate(row["rate"])
 
 
 @_commands.command(
@@ -150,10 +170,14 @@ def delete(
     print(f"Deleted topic {name}.")
 
 
-def describe_rows(topic: TopicInfo, offsets: dict[int, tuple[int, int]]) -> list[dict[str, Any]]:
-    """One row a partition; `latest` is the offset the next message gets."""
+def describe_rows(
+    topic: TopicInfo, offsets: dict[int, tuple[int, int]], held: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """One row a partition; `latest` is the offset the next message gets. `held` is what its brokers say of it."""
+    known = {row["partition"]: row for one in held for row in one["partitions"]}
     rows = []
     for partition in topic.partitions:
+        found = known.get(partition.id, {})
         earliest, latest = offsets[partition.id]
         rows.append(
             {
@@ -163,6 +187,11 @@ def describe_rows(topic: TopicInfo, offsets: dict[int, tuple[int, int]]) -> list
                 "earliest": earliest,
                 "latest": latest,
                 "messages": latest - earliest,
+                "state": found.get("state", "unknown"),
+                "size_bytes": found.get("size_bytes"),
+                "segments": found.get("segments"),
+                "rate": found.get("rate"),
+                "replica_states": found.get("replicas", []),
             }
         )
     return rows
