@@ -53,11 +53,15 @@ def test_log_begins_at_the_slowest_consumer_also_after_a_restart(how: str) -> No
         files = len(disk.list(DIRECTORY))
         await at(partition, "fast", 120)
         await at(partition, "#7", 51)
+        expected = await frames_from(partition, 51)
+        assert expected[0][0].base_offset == 50
         assert await cleaned(partition, ["#7"]) == 51
         assert len(disk.list(DIRECTORY)) < files, "space comes back"
         with pytest.raises(OffsetOutOfRangeError):
             await partition.read(50, 1000)
-        expected = await frames_from(partition, 51)
+        assert await frames_from(partition, 51) == expected, (
+            "files go whole, and only those that were read to their end"
+        )
         getattr(disk, how)()
         partition = opened(Bench(disk))
         assert (partition.start_offset, partition.high_watermark) == (51, 120)
