@@ -19,7 +19,7 @@ def test_parts_in_any_order_and_twice_are_the_snapshot_once_all_are_there(seed: 
     chance = random.Random(seed)
     sent = cut(MESSAGE, BODY, chance.choice([1, 100, 255, 256, 1000]))
     missing = chance.randrange(len(sent))
-    parts = SnapshotParts()
+    parts = SnapshotParts(2)
     others = [part for part in sent if part[0].part != missing] * 2
     chance.shuffle(others)
     assert all(parts.add(*part) is None for part in others)
@@ -30,7 +30,7 @@ def test_parts_in_any_order_and_twice_are_the_snapshot_once_all_are_there(seed: 
 
 
 def test_parts_of_different_snapshots_are_never_mixed() -> None:
-    parts = SnapshotParts()
+    parts = SnapshotParts(2)
     first, second = cut(MESSAGE, BODY, 1000), cut(MESSAGE, BODY[::-1], 1000)
     assert parts.add(*first[0]) is None
     assert parts.add(*first[1]) is None
@@ -40,8 +40,17 @@ def test_parts_of_different_snapshots_are_never_mixed() -> None:
     assert found is not None and bytes(found.body) == BODY[::-1]
 
 
+def test_parts_for_the_replica_that_was_here_before_do_not_end_those_for_this_one() -> None:
+    """While both are members the leader sends to both, and both ways lead here."""
+    parts = SnapshotParts(2)
+    before = cut(msgspec.structs.replace(MESSAGE, to=7), BODY, 1000)
+    found = [parts.add(*part) for pair in zip(before, cut(MESSAGE, BODY, 1000), strict=True) for part in pair]
+    assert [one is not None for one in found] == [False] * 5 + [True]
+    assert found[-1] is not None and bytes(found[-1].body) == BODY
+
+
 def test_what_fits_one_message_is_taken_as_it_is_and_nonsense_is_not_taken() -> None:
-    parts = SnapshotParts()
+    parts = SnapshotParts(2)
     ((message, piece),) = cut(MESSAGE, BODY, len(BODY))
     found = parts.add(message, piece)
     assert found is not None and bytes(found.body) == BODY

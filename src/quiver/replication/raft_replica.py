@@ -61,7 +61,7 @@ class RaftReplica:
         self._owner = owner
         self._transport = transport
         self._sender = AppendSender(seat.uid, log, disk, readers, transport, self._damaged, settings.append_bytes_max)
-        self._parts = SnapshotParts()
+        self._parts = SnapshotParts(seat.me)
         self._work = LogWork(seat.uid, log, self._sender.cache, clock, owner, self._damaged)
         self._flusher = Flusher(writers, policy, wake)
         self._hard_state = HardStateFile(disk, directory)

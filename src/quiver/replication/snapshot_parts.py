@@ -27,14 +27,17 @@ def cut(message: Snapshot, body: bytes, part_bytes: int) -> list[tuple[Snapshot,
 
 
 class SnapshotParts:
-    """What came of the snapshot that is on its way."""
+    """What came of the snapshot that is on its way to `me`. The replica that was here before is sent the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: int) -> None:
+        self._me = me
         self._of: tuple[int, ...] = ()
         self._pieces: dict[int, bytes] = {}
 
     def add(self, message: Snapshot, piece: Any) -> Snapshot | None:
         """The snapshot with its body once all of it is there."""
+        if message.to != self._me:
+            return None
         if message.parts == 1:
             return msgspec.structs.replace(message, body=piece)
         of = (message.sender, message.term, message.index, message.parts, message.checksum)
