@@ -119,7 +119,7 @@ class Managers:
         def is_equal() -> bool:
             quorums = [self.quorum(number) for number in self.nodes]
             return len({one.state.applied for one in quorums}) == 1 and all(
-                one.stored == one.state.applied for one in quorums
+                one.database.stored == one.state.applied for one in quorums
             )
 
         await until(is_equal)

@@ -103,7 +103,9 @@ def test_a_server_that_dies_under_load_is_brought_up_to_date_when_it_is_back(tmp
                 await more()
                 await asyncio.to_thread(control, server, "-m", "immediate", "stop")
                 await more()
-                assert any(cluster.quorum(one).stored < cluster.quorum(one).state.applied for one in cluster.nodes)
+                assert any(
+                    cluster.quorum(one).database.stored < cluster.quorum(one).state.applied for one in cluster.nodes
+                )
                 await asyncio.to_thread(control, server, "restart")
             over.set()
             await client

@@ -55,7 +55,7 @@ def made(state: State) -> Any:
 
 async def stored(quorum: MetadataQuorum) -> None:
     """Waits until the database has all that is applied."""
-    await until(lambda: quorum.stored >= quorum.state.applied)
+    await until(lambda: quorum.database.stored >= quorum.state.applied)
 
 
 async def ended(quorum: MetadataQuorum, held: HeldExecutor) -> None:
@@ -201,6 +201,32 @@ def test_a_full_disk_is_told_and_works_again_with_room(bench: QuorumBench) -> No
     asyncio.run(main())
 
 
+def test_a_manager_that_is_alone_starts_on_a_full_disk_and_tells_what_it_knows(bench: QuorumBench) -> None:
+    disk = bench.disk
+    assert isinstance(disk, FaultyDisk)
+
+    async def main() -> None:
+        first, _, _ = bench.make()
+        await first.start()
+        for number in range(3):
+            await first.propose(create(f"t{number}"))
+        before = made(first.state)
+        await abandon(first)
+        disk.kill()  # without a check-point: all of it is in the log
+        disk.capacity_bytes = 0
+        async with bench.opened() as (quorum, _, _):
+            await quorum.until_led()
+            assert made(quorum.state) == before
+            assert "space" in quorum.full
+            assert isinstance(await told(quorum.propose(create("more"))), DiskFullError)
+            disk.capacity_bytes = None
+            await quorum.propose(create("more"))
+            assert not quorum.full
+            assert len(quorum.state.topics) == 4
+
+    asyncio.run(main())
+
+
 def test_all_that_wait_when_the_disk_is_full_are_told(bench: QuorumBench) -> None:
     bench.writers = held = HeldExecutor()
     disk = bench.disk
@@ -278,7 +304,7 @@ def test_a_refused_command_is_told_and_the_others_go_on(bench: QuorumBench) -> N
             await stored(quorum)
             await told(quorum.propose(create("logs")))
             await stored(quorum)
-            assert quorum.stored == 7, "the database is done with the refused one too"
+            assert quorum.database.stored == 7, "the database is done with the refused one too"
 
     asyncio.run(main())
 
@@ -486,7 +512,7 @@ def test_a_database_that_comes_back_is_brought_up_to_date(bench: QuorumBench, mo
             store.fails = True
             await propose_all(quorum, COMMANDS[3:])
             await asyncio.sleep(0.01)  # some tries
-            assert quorum.stored == 4
+            assert quorum.database.stored == 4
             assert made(store.load()) == after(COMMANDS[:3])
             store.fails = False
             await stored(quorum)

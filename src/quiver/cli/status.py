@@ -165,6 +165,8 @@ def manager_row(health: dict[str, Any] | None) -> dict[str, Any]:
     if health is None:
         return {"state": "unreachable", "role": None, "term": None, "lag": None}
     state = f"cut off since {health['cut_off_since']}" if health.get("cut_off_since") else "online"
+    if health.get("trouble"):
+        state = f"takes no changes: {health['trouble']}"
     return {"state": state} | {name: health.get(name) for name in ("role", "term", "lag")}
 
 

@@ -12,6 +12,8 @@ import secrets
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import msgspec
+
 from quiver.clock import Clock
 from quiver.errors import (
     InvalidRequestError,
@@ -240,10 +242,11 @@ class ClassicApi:
         return {"message": message, "broker_id": broker_id}
 
     async def health(self, params: Params) -> dict[str, Any]:
-        state, registry = self._quorum.state, self._registry
+        """Rows are structs and not dicts: there may be a hundred thousand."""
+        state, producers, consumers = self._quorum.state, self._registry.producers_seen, self._registry.consumers_seen
         return self.node_health() | {
-            "producers": _seen("producer_id", state.producers, registry.producers_seen),
-            "consumers": _seen("consumer_id", state.consumers, registry.consumers_seen),
+            "producers": [_ProducerSeen(p.id, p.topic, _time(producers.get(p.id))) for p in state.producers.values()],
+            "consumers": [_ConsumerSeen(c.id, c.topic, _time(consumers.get(c.id))) for c in state.consumers.values()],
         }
 
     def node_health(self) -> dict[str, Any]:
@@ -254,6 +257,7 @@ class ClassicApi:
             "term": quorum.term,
             "transaction": quorum.state.applied,
             "lag": standing.lag,
+            "trouble": quorum.full or (quorum.damage.message if quorum.damage else None),
             "cut_off_since": _time(standing.cut_off_since_us),
             "managers": [
                 {"manager_id": row.id}
@@ -273,11 +277,16 @@ def _numbers(topic: Topic) -> list[int]:
     return [partition.number for partition in topic.partitions]
 
 
-def _seen(name: str, known: dict[int, Any], seen: dict[int, int]) -> list[dict[str, Any]]:
-    return [
-        {name: entity.id, "topic": entity.topic, "last_heartbeat": _time(seen.get(entity.id))}
-        for entity in known.values()
-    ]
+class _ProducerSeen(msgspec.Struct):
+    producer_id: int
+    topic: str
+    last_heartbeat: str | None
+
+
+class _ConsumerSeen(msgspec.Struct):
+    consumer_id: int
+    topic: str
+    last_heartbeat: str | None
 
 
 def _place(manager: Manager) -> dict[str, Any]:

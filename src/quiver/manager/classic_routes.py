@@ -139,6 +139,7 @@ CLASSIC_ROUTES: Final = (
             ("transaction", "integer"),
             ("lag", "integer"),
             ("cut_off_since", "string"),
+            ("trouble", "string"),
             ("managers", "array"),
             ("brokers", "array"),
             ("producers", "array"),

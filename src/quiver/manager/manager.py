@@ -24,7 +24,6 @@ from quiver.clock import Clock, SystemClock
 from quiver.config import NodeSettings
 from quiver.errors import (
     CorruptLogError,
-    DiskFullError,
     InvalidRequestError,
     TopicExistsError,
     UnavailableError,
@@ -250,8 +249,7 @@ class Manager:
                     self._moves.start()
                 else:
                     await self._moves.stop()
-            with contextlib.suppress(DiskFullError):  # nothing changed; it may do so later
-                await quorum.until_changed(_FOLLOW_S)
+            await quorum.until_changed(_FOLLOW_S)
 
     async def stop_serving(self) -> None:
         """Answers what is under way and closes the HTTP port."""

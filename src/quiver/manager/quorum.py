@@ -94,6 +94,7 @@ class MetadataQuorum:
         self._stopping = self._abandoned = False
         self._ticks = len(seat.voters) > 1 or bool(seat.admits)  # else it is alone for ever
         self.damage: CorruptLogError | None = None
+        self.full = ""  # why a manager that is alone can take no changes now
         self.state = decode_state(self._log.checkpoint.state)
         self.state.applied = self._log.checkpoint.index
         self.database = Database(store, broker_of(seat.me))
@@ -106,11 +107,6 @@ class MetadataQuorum:
     @property
     def last_transaction(self) -> int:
         return self._log.next_index - 1
-
-    @property
-    def stored(self) -> int:
-        """The last transaction in the database."""
-        return self.database.stored
 
     @property
     def me(self) -> int:
@@ -152,8 +148,8 @@ class MetadataQuorum:
         self._wake.set()
 
     async def until_led(self) -> None:
-        """Returns when this manager leads or knows who does. Raises when its disk has failed."""
-        while not (self.leads or (self.primary and self.primary != self.me)):
+        """Returns when this manager leads or knows who does, or is alone on a full disk. Raises when that failed."""
+        while not (self.leads or self.full or (self.primary and self.primary != self.me)):
             await self.until_changed(_WAIT_S)
 
     async def until_leading(self) -> None:
@@ -225,7 +221,7 @@ class MetadataQuorum:
 
     def _check_open(self) -> None:
         if self._log.failure is not None:
-            raise LogFailedError(self._log.failure.message)  # a new one: a raised error holds its callers' frames
+            raise LogFailedError(self._log.failure.message)  # anew: a raised one holds its callers' frames
         if self._stopping:
             raise ShuttingDownError("the manager is stopping")
 
@@ -263,9 +259,7 @@ class MetadataQuorum:
                 self._checkpointing = asyncio.get_running_loop().create_task(self._checkpoint())
 
     def _is_finished(self) -> bool:
-        if not self._stopping:
-            return False
-        return self._abandoned or not (self._inbox or self._tail) or not self.replica.leads
+        return self._stopping and (self._abandoned or not (self._inbox or self._tail) or not self.replica.leads)
 
     def _must_wait(self) -> bool:
         """A leader that does not know yet what is committed cannot judge what is asked of it."""
@@ -297,11 +291,18 @@ class MetadataQuorum:
         for _, future in inbox:
             if not future.done():
                 future.set_exception(type(error)(error.message))
-        if isinstance(error, LogFailedError) or self._is_alone:
+        if isinstance(error, LogFailedError):
             self._changed.end(error)
+        elif self._is_alone:
+            self.full = error.message
+            self._changed.give()
 
     def _commit(self) -> None:
         end, changed = self.replica.commit_end, self._led_by != self.primary
+        if self.leads:
+            self.full = ""
+        elif self.full:
+            end = self._log.synced_index  # it is alone: what is on its disk is committed, also while nobody leads
         while self._tail and self._tail[0].header.index < end:
             header, payload, asker = self._tail[0]
             if asker is not None:
@@ -356,8 +357,7 @@ class MetadataQuorum:
 
     def leadership_lost(self) -> None:
         """What is in the tail may still be committed by another; who waits cannot be told here."""
-        failure = self._log.failure
-        self._send_away(self._unknown() if failure is None else LogFailedError(failure.message))
+        self._send_away(LogFailedError(self._log.failure.message) if self._log.failure else self._unknown())
 
     def log_replaced(self, checkpoint: Checkpoint) -> None:
         self._tail.clear()

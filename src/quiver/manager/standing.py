@@ -81,7 +81,7 @@ class Standing:
     @property
     def lag(self) -> int:
         """How many transactions the database of this manager is behind, as far as is known."""
-        return max(0, max(self._index, self._quorum.state.applied) - self._quorum.stored)
+        return max(0, max(self._index, self._quorum.state.applied) - self._quorum.database.stored)
 
     @property
     def cut_off_since_us(self) -> int | None:
@@ -140,7 +140,10 @@ class Standing:
             try:
                 await self.catch_up()
                 if self.is_primary:  # it enters itself; the others are entered when they beat
-                    self.seen[self._me.id], self.stored[self._me.id] = self._clock.now_us(), self._quorum.stored
+                    self.seen[self._me.id], self.stored[self._me.id] = (
+                        self._clock.now_us(),
+                        self._quorum.database.stored,
+                    )
                     await self._enter(self._me)
                 told = ""
             except QuiverError as error:
@@ -168,7 +171,7 @@ class Standing:
     def _message(self) -> ManagerBeat:
         me, seen = self._me, self._seen_since(self._told)
         return ManagerBeat(
-            *(me.id, me.address, me.http, me.replica_id, self._quorum.stored, self._since_us),
+            *(me.id, me.address, me.http, me.replica_id, self._quorum.database.stored, self._since_us),
             seen.producers,
             seen.consumers,
         )
@@ -207,7 +210,7 @@ class Standing:
         await self._enter(Manager(beat.manager_id, beat.address, beat.http, beat.replica_id))
         index = await self._quorum.confirm()
         news = self._news_for(beat, now_us)
-        seen, stored = self.seen | {self._me.id: now_us}, self.stored | {self._me.id: self._quorum.stored}
+        seen, stored = self.seen | {self._me.id: now_us}, self.stored | {self._me.id: self._quorum.database.stored}
         return BeatReply(index, now_us, seen, stored, news.producers, news.consumers)
 
     def _news_for(self, beat: ManagerBeat, now_us: int) -> Seen:

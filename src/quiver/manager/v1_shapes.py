@@ -265,7 +265,7 @@ class Moving(Answer, frozen=True):
 
 class Health(Answer, frozen=True):
     """`status` is ok, or unavailable (with a 503) when no broker is here, or this manager is cut off from the others
-    since then. `lag`: transactions not yet in its SQL database."""
+    since then. `lag`: transactions not yet in its SQL database. `trouble`: why this manager's disk takes no changes."""
 
     status: Literal["ok", "unavailable"]
     role: str
@@ -273,6 +273,7 @@ class Health(Answer, frozen=True):
     transaction: int
     lag: int
     cut_off_since: str | None
+    trouble: str | None
     managers: list[dict[str, Any]]
     brokers: list[Broker]
 
