@@ -244,7 +244,7 @@ def test_run_shares_with_other_members(servers: str, topic: str, member: Any) ->
 
     runners = [member(), member()]
     threads = [
-        threading.Thread(target=one.run, args=(keep,), kwargs={"timeout": 1.5, "poll_time": 0.05}) for one in runners
+        threading.Thread(target=one.run, args=(keep,), kwargs={"timeout": 6.0, "poll_time": 0.05}) for one in runners
     ]
     for thread in threads:
         thread.start()

@@ -111,11 +111,15 @@ class ManagedCluster(ReplicatedCluster):
         until(lambda: all(self.manager_pid(manager) != pid for manager, pid in ended.items()), BACK_S_MAX)
 
     def until_equal(self) -> list[dict[str, list[tuple[Any, ...]]]]:
-        """The databases of all managers, once they are at the same transaction; without what is only observed."""
+        """The databases of all managers, once they have everything that was answered and are at the same transaction;
+        without what is only observed."""
+        answered = max(self.call(manager, "GET", "/v1/health")[1]["transaction"] for manager in MANAGERS)
 
         def find() -> Any:
             found = [rows_of(self.data_dir / f"manager-{manager}" / "metadata.db") for manager in MANAGERS]
-            return found if len({str(rows["metadata_state"]) for rows in found}) == 1 else None
+            states = {str(sorted(rows["metadata_state"])) for rows in found}
+            applied = dict(found[0]["metadata_state"])["applied_transaction"]
+            return found if len(states) == 1 and applied >= answered else None
 
         found: list[dict[str, list[tuple[Any, ...]]]] = until(find, BACK_S_MAX)
         return found

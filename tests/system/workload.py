@@ -189,7 +189,9 @@ class Load:
     def _follow(self, name: str, dice: random.Random, life_s: float) -> None:
         group = self.history.group(name)
         while True:
-            settings = {"group": name, "start": "earliest", "request_timeout": OUTCOME_S_MAX}
+            # All partitions by name: it shares with nobody, and needs no manager to begin.
+            everything = {self.topic: list(range(PARTITIONS))}
+            settings = {"group": name, "partitions": everything, "start": "earliest", "request_timeout": OUTCOME_S_MAX}
             with Consumer(self._servers, [self.topic], **settings) as consumer:
                 reader = self.history.reader(name)
                 for partition in range(PARTITIONS):

@@ -188,7 +188,10 @@ class Brokers:
         try:
             await link.call(creation_of(topic))
         except (TopicExistsError, InvalidRequestError):
-            if not holds or not has:
+            # Asked now: `has` may be older than the topic, and what was made since must not be taken for nothing.
+            found, _ = await link.call(GetStatus(name))
+            assert isinstance(found, StatusReply)
+            if not found.partitions:
                 # It knows the name and has nothing of it: perhaps of an earlier topic. To say it anew loses nothing.
                 await link.call(DeleteTopic(name, uids[0]))
                 await link.call(creation_of(topic))
