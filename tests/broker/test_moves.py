@@ -284,6 +284,21 @@ def test_replica_begins_with_its_founders_whatever_was_told_since() -> None:
     run(main())
 
 
+def test_newcomer_asks_where_the_group_is_by_now() -> None:
+    """It was told of a group that has gone elsewhere since."""
+
+    async def main() -> None:
+        async with Moving(spare=2) as group:
+            await group.fill(5)
+            await group.tell([1, 5], to=[5])
+            await group.tell([2, 3, 4, 1, 5])
+            await group.until_done([2, 3, 4])
+            await group.tell([2, 3, 5, 4, 1])
+            await group.until_done([2, 3, 5])
+
+    run(main())
+
+
 def test_order_is_forgotten_with_the_lead() -> None:
     async def main() -> None:
         async with Moving() as group:

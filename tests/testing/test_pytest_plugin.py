@@ -27,7 +27,7 @@ def users_suite() -> str:
 
 def test_example_of_the_documentation_passes_in_a_session_of_its_own(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(users_suite())
-    result = pytester.runpytest_subprocess("-p", "quiver.testing.pytest_plugin", "-p", "no:xdist", "-v")
+    result = pytester.runpytest_subprocess("-p", "no:xdist", "-v")
     result.assert_outcomes(passed=3)
 
 
@@ -46,7 +46,7 @@ def test_one_cluster_serves_a_session_and_is_gone_with_it(pytester: pytest.Pytes
             print("pid", *[node._process.pid for node in cluster._brokers.values()])
         """
     )
-    result = pytester.runpytest_subprocess("-p", "quiver.testing.pytest_plugin", "-p", "no:xdist", "-s")
+    result = pytester.runpytest_subprocess("-p", "no:xdist", "-s")
     result.assert_outcomes(passed=2)
     pids = [int(line.split("pid ")[1]) for line in result.outlines if "pid " in line]
     assert len(pids) == 2

@@ -244,9 +244,11 @@ class Hosting:
             await self._put(topic, sorted(hosted - before))
             here = self.partitions[topic.name]
             await self._close(topic, {number: here.pop(number) for number in before - hosted})
-            for partition in here.values():
+            for number, partition in here.items():
                 if isinstance(partition, Partition):
                     partition.use(self._rules_of(topic))
+                    if partition.raft is not None:  # a newcomer asks where the group is now, not where it was
+                        partition.raft.seat = partition.raft.seat._replace(named=tuple(topic.voters[number]))
         logger.info("topic_changed topic=%s new=%d gone=%d", topic.name, len(hosted - before), len(before - hosted))
 
     async def _put(self, topic: CatalogTopic, new: list[int]) -> None:

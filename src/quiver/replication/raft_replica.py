@@ -53,7 +53,7 @@ class RaftReplica:
         policy: FlushPolicy | None,
     ) -> None:
         seat, directory, settings, transport, self._on_damage = setup
-        self._seat = seat
+        self.seat = seat
         self._log = log
         self._writers = writers
         self._clock = clock
@@ -124,7 +124,7 @@ class RaftReplica:
 
     def check_leads(self) -> None:
         if not self.leads:
-            raise NotLeaderError(f"broker {broker_of(self._seat.me)} does not lead this partition", leader=self.leader)
+            raise NotLeaderError(f"broker {broker_of(self.seat.me)} does not lead this partition", leader=self.leader)
 
     def propose(self, entry: Entry) -> FrameHeader:
         self.check_leads()
@@ -170,7 +170,7 @@ class RaftReplica:
         """A message of a peer. Frames that are not whole are not for us: the sender will send them again."""
         if isinstance(message, Repair):
             self._sender.answer_repair(message, self.raft.commit)
-        elif (whole := with_body(message, frames, self._seat.uid, self._parts)) is not None:
+        elif (whole := with_body(message, frames, self.seat.uid, self._parts)) is not None:
             self._inputs.append(whole)
             self._wake()
 
@@ -283,7 +283,7 @@ class RaftReplica:
                 raft.step(message, raft.now_ms)
         if not raft.may_lead and self._clock.monotonic_s() >= self._full_until_s:
             raft.may_lead = True
-        if raft.term == 0 and self._seat.prefers_to_lead and self._clock.monotonic_s() >= self._ask_at_s:
+        if raft.term == 0 and self.seat.prefers_to_lead and self._clock.monotonic_s() >= self._ask_at_s:
             # A new group need not wait for a time-out, only until the others have been made too.
             self._ask_at_s = self._clock.monotonic_s() + _FIRST_ELECTION_S
             raft.campaign()
@@ -330,8 +330,8 @@ class RaftReplica:
         now_s = self._clock.monotonic_s()
         if now_s >= self._ask_at_s:
             self._ask_at_s = now_s + _JOIN_S
-            for broker in self._seat.to_ask(self.raft.membership.voters):
-                self._transport.send(broker, self._seat.uid, Join(self._seat.me, 0, self.raft.term))
+            for broker in self.seat.to_ask(self.raft.membership.voters):
+                self._transport.send(broker, self.seat.uid, Join(self.seat.me, 0, self.raft.term))
 
     def _is_flushed(self) -> bool:
         """Nothing is on its way to the disk. Otherwise the owner is woken when that has changed."""
@@ -345,7 +345,7 @@ class RaftReplica:
 
     def _damaged(self, error: CorruptLogError) -> None:
         """A frame of ours is bad: it cannot judge other logs, and what it has must not become the group's truth."""
-        logger.error("frame_corrupt uid=%s error=%r", self._seat.uid, error.message)
+        logger.error("frame_corrupt uid=%s error=%r", self.seat.uid, error.message)
         self.raft.may_vote = False
         self._on_damage(error)
 
@@ -357,7 +357,7 @@ class RaftReplica:
             if self._deposed is not None:
                 settle(self._deposed, None)
         if term != self._led_term and term:
-            logger.info("leading uid=%s term=%d", self._seat.uid, term)
+            logger.info("leading uid=%s term=%d", self.seat.uid, term)
         self._led_term = term
 
     def _tidy(self) -> None:
@@ -387,7 +387,7 @@ class RaftReplica:
             return  # it hands over; who takes over is asked again
         payload = encode(step)
         self._owner.entry_appended(self._work.append(term, Entry.control(Kind.MEMBERSHIP, payload)), payload)
-        logger.info("membership uid=%s voters=%s learners=%s", self._seat.uid, step.voters, step.learners)
+        logger.info("membership uid=%s voters=%s learners=%s", self.seat.uid, step.voters, step.learners)
 
     async def close(self) -> None:
         """Waits for the disk work under way. What was not committed by then was not acknowledged."""
