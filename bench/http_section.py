@@ -46,11 +46,11 @@ def _compare(bench: Bench, section: str, servers: str, url: str, calls: dict[str
     ]
     with contextlib.ExitStack() as stack:
         try:
-            postgres = stack.enter_context(PostgresServer(bench.directory / "postgres"))
+            postgres = stack.enter_context(PostgresServer(bench.directory / f"{section}-postgres"))
         except PostgresUnavailableError as missing:
             skipped = bench.skip(section, report.REFERENCE, list(calls.values()), str(missing))
             return bench.run(section, cases) + skipped
-        reference = stack.enter_context(ReferenceServer(bench.directory / "reference", postgres.url))
+        reference = stack.enter_context(ReferenceServer(bench.directory / f"{section}-reference", postgres.url))
         how = f"{said}; Flask, SQLAlchemy, PostgreSQL {reference.postgresql}"
         for call, name in calls.items():
             run = partial(run_load, reference.port, call, sizes.http_reference)

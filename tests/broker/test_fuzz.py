@@ -56,6 +56,7 @@ def wrong_requests(chance: random.Random) -> list[Packet]:
         "Fetch": ["logs", 0, 0, 1000, 1, 0],
         "ListOffset": ["logs", 0, -1],
         "CommitPosition": ["logs", 0, ["fuzz", 0, False]],
+        "CommitPositions": ["logs", 0, [["fuzz", 0, False]]],
         "GetPosition": ["logs", 0, "fuzz"],
     }
     for kind, fields in good.items():

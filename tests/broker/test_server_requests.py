@@ -28,6 +28,8 @@ from quiver.errors import (
 from quiver.testing.faulty_disk import FaultyDisk
 from quiver.wire.frame import FLAG_CLIENT, FLAG_UNSEQUENCED, walk_frames
 from quiver.wire.messages import (
+    CommitPositions,
+    CommitPositionsReply,
     CountClient,
     CountReply,
     Fetch,
@@ -35,6 +37,7 @@ from quiver.wire.messages import (
     ListOffset,
     ListOffsetReply,
     MetadataReply,
+    Position,
     PositionReply,
     ProduceReply,
 )
@@ -174,6 +177,29 @@ def test_offsets_are_found_by_name_and_by_time() -> None:
                 (-(2**63), 0),
             ):
                 assert (await client.ask(ListOffset("logs", 0, timestamp), ListOffsetReply)).offset == offset
+
+    run(main())
+
+
+def test_of_positions_that_come_together_each_is_moved_or_refused_for_itself() -> None:
+    async def main() -> None:
+        disk = FaultyDisk(0)
+        async with broker(disk) as client:
+            await client.create()
+            await client.produce(count=9)
+            await client.commit("b", 2)
+            moves = [Position("a", 5), Position("b", 3, expected=1), Position("c", 10), Position("d", 9, expected=-1)]
+            refused = (await client.ask(CommitPositions("logs", 0, moves), CommitPositionsReply)).refused
+            assert {place: (error.code, error.facts.get("current")) for place, error in refused.items()} == {
+                1: ("ConflictError", 2),
+                2: ("OffsetOutOfRangeError", None),
+            }
+            assert (await client.ask(CommitPositions("logs", 0, []), CommitPositionsReply)).refused == {}
+            with pytest.raises(UnknownPartitionError):
+                await client.ask(CommitPositions("logs", 7, moves), CommitPositionsReply)
+        disk.crash()
+        async with broker(disk) as client:
+            assert [await client.position(name) for name in "abcd"] == [5, 2, None, 9]
 
     run(main())
 

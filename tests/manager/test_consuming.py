@@ -14,7 +14,16 @@ from quiver.manager.links import Buffer, Reply
 from quiver.metadata.state import Consumer, Partition, Topic
 from quiver.wire.batch_check import SCHEMA_ID_V1
 from quiver.wire.frame import Entry, Kind, encode_frame, stamp
-from quiver.wire.messages import CommitPosition, Fetch, FetchReply, GetPosition, Position, PositionReply
+from quiver.wire.messages import (
+    CommitPositions,
+    CommitPositionsReply,
+    ErrorReply,
+    Fetch,
+    FetchReply,
+    GetPosition,
+    Position,
+    PositionReply,
+)
 from quiver.wire.records import batch_from_lists, encode_batch
 
 TOPIC = Topic("logs", 1, 0, (Partition(1, "logs", 0, "uid", (1,)),))
@@ -34,11 +43,16 @@ class Broker:
         self.calls.append(type(request).__name__)
         if isinstance(request, GetPosition):
             return PositionReply(self.position, 0, self.count), ()
-        if isinstance(request, CommitPosition):
-            self._commit(request.position)
+        if isinstance(request, CommitPositions):
+            refused = {}
+            for place, position in enumerate(request.positions):
+                try:
+                    self._commit(position)
+                except ConflictError as error:
+                    refused[place] = ErrorReply(error.code, error.message, error.facts)
             if self.lose_reply:
                 raise RequestTimeoutError("no answer")
-            return PositionReply(self.position), ()
+            return CommitPositionsReply(refused), ()
         assert isinstance(request, Fetch)
         values = [f"m{number}".encode() for number in range(self.count)]
         batch = encode_batch(batch_from_lists([0] * self.count, None, values, None))
@@ -65,7 +79,7 @@ def offsets(made: Consuming, times: int, after: int | None = None) -> list[int]:
 def test_the_position_is_asked_for_once_and_moved_for_every_message() -> None:
     broker = Broker(5)
     assert offsets(consuming(broker), 5) == [0, 1, 2, 3, 4]
-    assert broker.calls == ["GetPosition", "Fetch", *["CommitPosition"] * 5]
+    assert broker.calls == ["GetPosition", "Fetch", *["CommitPositions"] * 5]
     assert broker.position == 5
 
 

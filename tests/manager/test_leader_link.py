@@ -27,6 +27,9 @@ from quiver.types import PartitionStatus
 from quiver.wire.frame import FLAG_CLIENT, FLAG_UNSEQUENCED
 from quiver.wire.messages import (
     CommitPosition,
+    CommitPositions,
+    CommitPositionsReply,
+    ErrorReply,
     GetPosition,
     GetStatus,
     Position,
@@ -157,6 +160,18 @@ def test_a_position_that_somebody_else_moved_is_a_conflict(current: int | None) 
 def test_a_conflict_at_the_first_try_is_a_conflict() -> None:
     with pytest.raises(ConflictError):
         on({1: Scripted(ConflictError("it is 8", current=8))}, commit(8, 7))
+
+
+def test_of_several_positions_those_that_an_earlier_try_moved_are_done() -> None:
+    def conflict(current: int) -> ErrorReply:
+        return ErrorReply("ConflictError", "moved", {"current": current})
+
+    full = ErrorReply("OverloadedError", "full", {"current": 8})
+    request = CommitPositions("logs", 0, [Position(f"#{number}", 8, False, 7) for number in range(4)])
+    refused = CommitPositionsReply({1: conflict(8), 2: conflict(9), 3: full})
+    told = {2: conflict(9), 3: full}
+    assert on({1: Scripted(ConnectionLostError("gone")), 2: Scripted(refused)}, request)[0].refused == told  # type: ignore[attr-defined]
+    assert on({1: Scripted(refused)}, request)[0] == refused, "nobody tried before"
 
 
 def status(broker_id: int, term: int, leader: int) -> Callable[[Brokers], None]:

@@ -21,12 +21,10 @@ from quiver.wire.messages import (
     KIND_OF,
     PROTOCOL_VERSION,
     HelloReply,
-    PeerHello,
-    PeerMessages,
-    PeerPing,
     encode,
 )
 from quiver.wire.packet import FLAG_ERROR, encode_prefix
+from quiver.wire.peer_messages import PeerHello, PeerMessages, PeerPing
 from tests.net.kit import HELLO, Puppet, RawClient, Run, connected, echo, encode_request, until
 
 UID = "0123456789abcdef" * 2

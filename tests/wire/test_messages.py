@@ -29,6 +29,7 @@ from quiver.wire.messages import (
     REPLY_TO,
     REQUESTS,
     CommitPosition,
+    CommitPositions,
     CountClient,
     CreateTopic,
     DeleteTopic,
@@ -40,15 +41,13 @@ from quiver.wire.messages import (
     HostTopic,
     JoinCluster,
     ListOffset,
-    PeerHello,
-    PeerMessages,
-    PeerPing,
     Ping,
     Position,
     Produce,
     decode_request,
     encode,
 )
+from quiver.wire.peer_messages import PeerHello, PeerMessages, PeerPing
 from quiver.wire.quorum_messages import ForPrimary, GetQuorum, ManagerBeat, RelayHttp
 
 EXAMPLES: list[Struct] = [
@@ -69,6 +68,7 @@ EXAMPLES: list[Struct] = [
     Fetch("logs", 1, 2**63 - 1, 2**31 - 1, 2**31 - 1, 3_600_000),
     ListOffset("logs", 0, OFFSET_EARLIEST),
     CommitPosition("logs", 0, Position("group", 17)),
+    CommitPositions("logs", 0, [Position("#1", 17, expected=-1), Position("#2", 3)]),
     CommitPosition("logs", 0, Position("g" * CONSUMER_NAME_MAX, 2**63 - 1, True, -1)),
     GetPosition("logs", 7, "group"),
     GetStatus(),
@@ -196,6 +196,8 @@ WRONG: list[tuple[type[Struct], list[Any], str]] = [
     (CommitPosition, ["logs", 0, ["", 1]], "position"),
     (CommitPosition, ["logs", 0, ["group", 1, False, -2]], "position"),
     (CommitPosition, ["logs", 0, None], "position"),
+    (CommitPositions, ["logs", 0, [["group", 1], ["group", -1]]], "positions"),
+    (CommitPositions, ["logs", 0, [["group", 1]] * 1001], "positions"),
     (GetStatus, [b"logs"], "topic"),
     (Hello, ["x" * 17, 1, 1], "magic"),
     (Hello, [HELLO_MAGIC, -1, 1], "version_min"),

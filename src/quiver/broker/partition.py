@@ -115,8 +115,11 @@ class Partition:
 
     async def commit_position(self, position: Position) -> int | None:
         """Stores a consumer's position; returns the one that holds, which is higher if this would move it back."""
-        await self._ask(lambda future: self._admit_position(position, future))
+        await self.ask_position(position)
         return self.state.positions.get(position.consumer)
+
+    def ask_position(self, position: Position) -> asyncio.Future[Any]:
+        return self._ask(lambda future: self._admit_position(position, future))
 
     def use(self, rules: TopicRules) -> None:
         """What was set for the topic, from now on."""

@@ -20,6 +20,7 @@ from quiver.broker.consumers import ConsumerCheck, Consumers
 from quiver.broker.hosting import Hosting, Unusable
 from quiver.broker.partition import Partition
 from quiver.broker.partition_state import OFFSET_UNKNOWN
+from quiver.broker.position_requests import PositionRequests, know
 from quiver.clock import Clock, SystemClock
 from quiver.config import BrokerSettings, check_listen_address
 from quiver.errors import (
@@ -41,29 +42,23 @@ from quiver.types import NodeInfo, PartitionInfo, PartitionStatus, TopicInfo, ch
 from quiver.wire.admin_messages import ConsumersReply, GetConsumers, ReplicasReply, SetReplicas
 from quiver.wire.batch_check import check_batch
 from quiver.wire.frame import FLAG_CLIENT, Entry, Kind
-from quiver.wire.group_messages import GetPositions, PositionsReply
 from quiver.wire.messages import (
     KIND_OF,
     OFFSET_EARLIEST,
     OFFSET_LATEST,
     PROTOCOL_VERSION,
-    CommitPosition,
-    CountClient,
-    CountReply,
     CreateTopic,
     DeleteTopic,
     Done,
     Fetch,
     FetchReply,
     GetMetadata,
-    GetPosition,
     GetStatus,
     HelloReply,
     HostTopic,
     ListOffset,
     ListOffsetReply,
     MetadataReply,
-    PositionReply,
     Produce,
     ProduceReply,
     StatusReply,
@@ -114,11 +109,8 @@ class Broker:
             Produce: self._produce,
             Fetch: self._fetch,
             ListOffset: self._list_offset,
-            CommitPosition: self._commit_position,
-            GetPosition: self._get_position,
             GetStatus: self._get_status,
-            CountClient: self._count_client,
-            GetPositions: self._get_positions,
+            **PositionRequests(self._hosting).handlers,
             HostTopic: self._host_topic,
             SetReplicas: self._set_replicas,
         }
@@ -315,7 +307,7 @@ class Broker:
         deadline = loop.time() + min(request.wait_ms, self._settings.fetch_wait_ms_max) / 1000
         bytes_max = min(request.bytes_max, self._settings.fetch_bytes_max)
         bytes_min = min(request.bytes_min, bytes_max)
-        await _know(partition, request.offset)
+        await know(partition, request.offset)
         partition.check_offset(request.offset)
         while True:
             data = memoryview(b"")
@@ -347,28 +339,6 @@ class Broker:
             return ListOffsetReply(partition.high_watermark), ()
         return ListOffsetReply(await partition.offset_at(request.timestamp)), ()
 
-    async def _commit_position(self, request: CommitPosition, payload: memoryview, flow: Flow) -> Reply:
-        partition = self._hosting.partition(request.topic, request.partition)
-        await _know(partition, request.position.offset)
-        position = await partition.commit_position(request.position)
-        return PositionReply(position, partition.start_offset, partition.high_watermark), ()
-
-    async def _get_position(self, request: GetPosition, payload: memoryview, flow: Flow) -> Reply:
-        partition = self._hosting.partition(request.topic, request.partition)
-        await partition.confirm()
-        position = partition.position(request.consumer)
-        return PositionReply(position, partition.start_offset, partition.high_watermark), ()
-
-    async def _get_positions(self, request: GetPositions, payload: memoryview, flow: Flow) -> Reply:
-        found = [partition.stored_positions(request.consumer) for partition in self._led()]
-        return PositionsReply([position for of_partition in found for position in of_partition]), ()
-
-    async def _count_client(self, request: CountClient, payload: memoryview, flow: Flow) -> Reply:
-        return CountReply(sum(partition.state.client_counts.get(request.client, 0) for partition in self._led())), ()
-
-    def _led(self) -> list[Partition]:
-        return [found for found in self._hosting.usable() if found.leads]
-
     async def _get_status(self, request: GetStatus, payload: memoryview, flow: Flow) -> Reply:
         if request.topic is not None and request.topic not in self._hosting.partitions:
             raise UnknownTopicError(f"topic {check_topic_name(request.topic)} does not exist")
@@ -384,12 +354,6 @@ class Broker:
                     state, why = _state_of(partition), partition.message
                     found.append(PartitionStatus(name, number, state, 0, 0, 0, 0, why, uids[number]))
         return StatusReply(found), ()
-
-
-async def _know(partition: Partition, offset: int) -> None:
-    """Before an offset is called out of range: a leader that was deposed without knowing it has not seen all."""
-    if offset > partition.high_watermark:
-        await partition.confirm()
 
 
 def _state_of(error: Unusable) -> str:

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from quiver.errors import ConflictError, InvalidRequestError, OffsetOutOfRangeError, RequestError
 from quiver.manager.links import BrokerLink
+from quiver.manager.position_mover import PositionMover
 from quiver.manager.reader import RecordReader
 from quiver.metadata.state import Consumer, Topic
 from quiver.wire.fields import REGISTERED
@@ -39,6 +40,7 @@ class Consuming:
     def __init__(self, link_of: Callable[[str, int], BrokerLink]) -> None:
         self._link_of = link_of
         self._reader = RecordReader(link_of)
+        self._mover = PositionMover(link_of)
         self._turns: dict[int, int] = {}
         self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         self._positions: dict[tuple[int, str], int] = {}  # where we last moved a consumer to, by partition uid
@@ -92,7 +94,7 @@ class Consuming:
         """Past `offset`. False: the consumer stands somewhere else, another manager served it meanwhile."""
         moved = Position(consumer_name(consumer.id), offset + 1, False, expected)
         try:
-            await self._link_of(topic.name, partition).call(CommitPosition(topic.name, partition, moved))
+            await self._mover.move(topic.name, partition, moved)
         except ConflictError:
             return False
         self._positions[consumer.id, topic.partitions[partition].uid] = offset + 1

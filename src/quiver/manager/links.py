@@ -22,7 +22,14 @@ from quiver.errors import (
 )
 from quiver.metadata.state import Partition
 from quiver.wire.frame import FLAG_UNSEQUENCED
-from quiver.wire.messages import CommitPosition, PositionReply, Produce
+from quiver.wire.messages import (
+    CommitPosition,
+    CommitPositions,
+    CommitPositionsReply,
+    Position,
+    PositionReply,
+    Produce,
+)
 
 Buffer = bytes | bytearray | memoryview
 Reply = tuple[Struct, Sequence[Buffer]]
@@ -73,9 +80,12 @@ class LeaderLink:
                 found = self._leaders.to_ask(self._partition, asked)
                 if found is not None:
                     asked, link = found
-                    return await link.call(request, payload)
+                    reply, found_payload = await link.call(request, payload)
+                    if unsure and isinstance(request, CommitPositions) and isinstance(reply, CommitPositionsReply):
+                        reply = _without_done(request, reply)
+                    return reply, found_payload
             except ConflictError as conflict:
-                if unsure and isinstance(request, CommitPosition) and _is_done(request, conflict):
+                if unsure and isinstance(request, CommitPosition) and _is_done(request.position, conflict.facts):
                     return PositionReply(request.position.offset), ()
                 raise
             except _LOOK_ELSEWHERE as failure:
@@ -99,7 +109,16 @@ def _may_be_repeated(request: Struct) -> bool:
     return True
 
 
-def _is_done(request: CommitPosition, conflict: ConflictError) -> bool:
-    """The position is where this request would have put it: an earlier try did."""
-    current: Any = conflict.facts.get("current")
-    return request.position.expected is not None and bool(current == request.position.offset)
+def _is_done(position: Position, facts: dict[str, Any]) -> bool:
+    """It is where this request would have put it: an earlier try did."""
+    return position.expected is not None and bool(facts.get("current") == position.offset)
+
+
+def _without_done(request: CommitPositions, reply: CommitPositionsReply) -> CommitPositionsReply:
+    return CommitPositionsReply(
+        {
+            place: error
+            for place, error in reply.refused.items()
+            if error.code != ConflictError.__name__ or not _is_done(request.positions[place], error.facts)
+        }
+    )

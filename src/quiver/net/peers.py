@@ -22,8 +22,9 @@ from quiver.errors import InvalidRequestError, ProtocolError, QuiverError, Unava
 from quiver.net.connection import Connection, shake_hands
 from quiver.net.protocol import Buffer, PacketProtocol
 from quiver.raft.messages import AnyMessage, decode_message, encode_message
-from quiver.wire.messages import KIND_OF, NODE_CLIENT, Done, PeerHello, PeerMessages, PeerPing, decode_request
+from quiver.wire.messages import KIND_OF, NODE_CLIENT, Done, decode_request
 from quiver.wire.packet import FLAG_REPLY, Packet
+from quiver.wire.peer_messages import PeerHello, PeerMessages, PeerPing
 
 logger = logging.getLogger("quiver.peers")
 

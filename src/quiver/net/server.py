@@ -38,14 +38,12 @@ from quiver.wire.messages import (
     ErrorReply,
     Hello,
     HelloReply,
-    PeerHello,
-    PeerMessages,
-    PeerPing,
     Ping,
     decode_request,
     encode,
 )
 from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet, encode_prefix
+from quiver.wire.peer_messages import PeerHello, PeerMessages, PeerPing
 
 logger = logging.getLogger("quiver.net")
 

@@ -20,3 +20,4 @@ Voters = Annotated[list[UInt64], Meta(max_length=REPLICAS_MAX)]  # replica ids: 
 # Of a topic, as `topic_settings` reads them: only what was set.
 Settings = Annotated[dict[Annotated[str, Meta(max_length=100)], bool | int | str], Meta(max_length=100)]
 ConsumerName = Annotated[str, Meta(min_length=1, max_length=CONSUMER_NAME_MAX)]
+POSITIONS_MAX: Final = 1_000  # in one request

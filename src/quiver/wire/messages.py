@@ -28,6 +28,7 @@ from quiver.wire.admin_messages import (
     SetReplicas,
 )
 from quiver.wire.fields import (
+    POSITIONS_MAX,
     REPLICAS_MAX,
     BrokerId,
     ConsumerName,
@@ -40,6 +41,7 @@ from quiver.wire.fields import (
     Voters,
 )
 from quiver.wire.group_messages import GROUP_KINDS, GROUP_REPLIES, DeleteGroup, LeaveGroup
+from quiver.wire.peer_messages import PeerHello, PeerMessages, PeerPing
 from quiver.wire.quorum_messages import (
     BeatReply,
     ForPrimary,
@@ -212,6 +214,20 @@ class CommitPosition(Struct, array_like=True, frozen=True):
     position: Position
 
 
+class CommitPositions(Struct, array_like=True, frozen=True):
+    """Of several consumers in one partition; each is moved or refused for itself."""
+
+    topic: Name
+    partition: UInt32
+    positions: Annotated[list[Position], Meta(max_length=POSITIONS_MAX)]
+
+
+class CommitPositionsReply(Struct, array_like=True, frozen=True):
+    """Why a position was refused, by its place in the request."""
+
+    refused: dict[int, ErrorReply]
+
+
 class GetPosition(Struct, array_like=True, frozen=True):
     topic: Name
     partition: UInt32
@@ -269,23 +285,6 @@ class JoinReply(Struct, array_like=True, frozen=True):
     managers: list[str] = []  # addresses
 
 
-class PeerHello(Struct, array_like=True, frozen=True):
-    """A broker makes this connection its link to another one. After the reply both sides send `Peer*` one-way."""
-
-    broker_id: BrokerId
-    cluster_id: Annotated[str, Meta(max_length=64)]
-
-
-class PeerMessages(Struct, array_like=True, frozen=True):
-    """Raft messages of any number of groups: (partition uid, encoded message, bytes of its frames in the payload)."""
-
-    messages: list[tuple[Name, bytes, UInt32]]
-
-
-class PeerPing(Struct, array_like=True, frozen=True):
-    """Nothing to say, but here."""
-
-
 class Done(Struct, array_like=True, frozen=True):
     pass
 
@@ -310,6 +309,7 @@ REQUESTS: Final[dict[int, type[Struct]]] = {
     14: GetPosition,
     15: GetStatus,
     16: CountClient,
+    17: CommitPositions,
     20: JoinCluster,
     21: PeerHello,
     22: PeerMessages,
@@ -338,6 +338,7 @@ REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
     Fetch: FetchReply,
     ListOffset: ListOffsetReply,
     CommitPosition: PositionReply,
+    CommitPositions: CommitPositionsReply,
     GetPosition: PositionReply,
     GetStatus: StatusReply,
     CountClient: CountReply,
