@@ -22,6 +22,14 @@ EVENTS = st.lists(
     st.one_of(
         PRODUCED,
         st.builds(Position, st.sampled_from(("a", "b")), st.integers(0, 50), st.booleans()),
+        st.builds(
+            Position,
+            st.sampled_from(("a", "b")),
+            st.integers(0, 50),
+            st.booleans(),
+            epoch=st.integers(0, 5),
+            act=st.sampled_from(("move", "claim", "claim", "forget")),
+        ),
         st.builds(Trim, st.integers(1, 50), st.integers(0, 50)),
         st.sampled_from(("commit", "roll back")),
     ),
@@ -58,7 +66,7 @@ def verdicts(state: PartitionState) -> list[Any]:
 
 
 def whole(state: PartitionState) -> Any:
-    return state.image(), state.positions, state.start_offset, state.trim_index, verdicts(state)
+    return state.image(), state.positions, state.epochs, state.start_offset, state.trim_index, verdicts(state)
 
 
 @given(events=EVENTS)

@@ -4,75 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from quiver import Admin, Consumer, Producer, aio
-from quiver.client.group_member import GroupMember
 from quiver.client.loop_thread import shared_loop
-from quiver.errors import (
-    GroupActiveError,
-    InvalidRequestError,
-    InvalidTopicError,
-    MemberFencedError,
-    OffsetOutOfRangeError,
-    UnknownGroupError,
-    UnknownPartitionError,
-    UnknownTopicError,
-)
+from quiver.errors import InvalidRequestError, MemberFencedError
 from quiver.types import Record
+from tests.client.group_kit import are_shared, kill, member, read, topic
 from tests.client.kit import fill, new_topic, numbers, until
 
-SESSION_S = 1.0
-
-
-@pytest.fixture
-def topic(servers: str) -> str:
-    return new_topic(servers, 6)
-
-
-@pytest.fixture
-def member(servers: str, topic: str) -> Iterator[Callable[..., Consumer]]:
-    """Makes consumers of one group that end with the test."""
-    with ExitStack() as stack:
-
-        def make(**settings: Any) -> Consumer:
-            settings = {"group": topic, "session_timeout": SESSION_S} | settings
-            return stack.enter_context(Consumer(servers, [topic], **settings))
-
-        yield make
-
-
-def read(members: list[Consumer], found: list[Record], enough: Callable[[], bool]) -> None:
-    """Each of them looks for records in turn."""
-
-    def look() -> bool:
-        for one in members:
-            found.extend(one.poll(timeout=0.02))
-        return enough()
-
-    until(look)
-
-
-def are_shared(members: list[Consumer], partitions: int = 6) -> bool:
-    """Everything is read by one of them, and everyone has a share."""
-    owned = [one.assignment() for one in members]
-    return sum(map(len, owned)) == len({pair for part in owned for pair in part}) == partitions and all(owned)
-
-
-def kill(consumer: Consumer) -> None:
-    """As if its process had died: no more heartbeats, no goodbye."""
-
-    async def end(member: GroupMember) -> None:
-        assert member._task is not None
-        member._task.cancel()
-
-    member = consumer._engine._member
-    assert member is not None
-    shared_loop().call(end(member))
+__all__ = ["member", "topic"]  # fixtures
 
 
 def test_members_share_partitions_and_each_record_is_read_once(servers: str, topic: str, member: Any) -> None:
@@ -328,102 +271,3 @@ def test_a_group_has_one_way_of_sharing(servers: str, topic: str, member: Any) -
     member(assignment="range").poll(timeout=0)
     with pytest.raises(InvalidRequestError, match="shares partitions by range"):
         member(assignment="sticky").poll(timeout=0)
-
-
-# -- administration ----------------------------------------------------------------------------------------------------
-
-
-def test_a_group_is_listed_and_described_with_its_lag(servers: str, topic: str, member: Any) -> None:
-    fill(servers, topic, 60)
-    reader = member(client_id="reader")
-    found: list[Record] = []
-    read([reader], found, lambda: len(found) == 60)
-    reader.commit()
-    fill(servers, topic, 60)
-    with Admin(servers) as admin:
-        listed = {group.name: group for group in admin.list_groups()}
-        assert listed[topic].member_count == 1
-        info, positions = admin.describe_group(topic)
-        assert [one.id.rpartition("-")[0] for one in info.members] == ["reader"]
-        assert info.members[0].partitions == tuple((topic, number) for number in range(6))
-        assert [(one.offset, one.latest, one.lag, one.owner) for one in positions] == [
-            (10, 20, 10, info.members[0].id)
-        ] * 6
-
-
-def test_a_group_of_positions_alone_is_a_group(servers: str, topic: str) -> None:
-    fill(servers, topic, 60)
-    with Consumer(servers, [topic], group=topic, partitions={topic: [2]}) as consumer:
-        assert len(consumer.poll(5, timeout=10)) == 5
-        consumer.commit()
-    with Admin(servers) as admin:
-        assert topic in [group.name for group in admin.list_groups()]
-        assert [one.offset for one in admin.describe_group(topic)[1]] == [None, None, 5, None, None, None]
-        admin.delete_group(topic)
-        with pytest.raises(UnknownGroupError):
-            admin.describe_group(topic)
-
-
-def test_a_group_at_rest_is_set_to_any_place(servers: str, topic: str, member: Any) -> None:
-    fill(servers, topic, 60)
-    reader, found = member(), []
-    read([reader], found, lambda: len(found) == 60)
-    reader.commit()
-    with Admin(servers) as admin:
-        with pytest.raises(GroupActiveError, match="1 active members; stop them first"):
-            admin.reset_group(topic, to="earliest")
-        with pytest.raises(GroupActiveError):
-            admin.delete_group(topic)
-        reader.close()
-        planned = admin.reset_group(topic, to="earliest", dry_run=True)
-        assert [(one.before, one.after) for one in planned] == [(10, 0)] * 6
-        assert [one.offset for one in admin.describe_group(topic)[1]] == [10] * 6, "a dry run changes nothing"
-        assert admin.reset_group(topic, to="earliest") == planned
-        assert [one.offset for one in admin.describe_group(topic)[1]] == [0] * 6
-        admin.reset_group(topic, to="latest", topic=topic, partition=3)
-        admin.reset_group(topic, offset=7, topic=topic, partition=4)
-        third = min(record.timestamp for record in found if (record.partition, record.offset) == (5, 3))
-        admin.reset_group(topic, timestamp=third, topic=topic, partition=5)
-        offsets = [one.offset for one in admin.describe_group(topic)[1]]
-        assert offsets[:5] == [0, 0, 0, 10, 7]
-        assert 0 <= (offsets[5] or 0) <= 3
-    again, new = member(), []
-    read([again], new, lambda: len(new) == 60 - sum(offset or 0 for offset in offsets))
-
-
-@pytest.mark.parametrize(
-    ("place", "error"),
-    [
-        ({}, InvalidRequestError),
-        ({"to": "middle"}, InvalidRequestError),
-        ({"to": "latest", "offset": 1}, InvalidRequestError),
-        ({"offset": -1}, InvalidRequestError),
-        ({"offset": True}, InvalidRequestError),
-        ({"offset": 11}, OffsetOutOfRangeError),
-        ({"timestamp": -5}, InvalidRequestError),
-        ({"to": "latest", "partition": 1}, InvalidRequestError),
-        ({"to": "latest", "topic": "nowhere"}, UnknownTopicError),
-        ({"to": "latest", "topic": "bad/name"}, InvalidTopicError),
-    ],
-)
-def test_a_place_that_is_none_is_refused_and_moves_nothing(
-    servers: str, topic: str, place: dict[str, Any], error: type[Exception]
-) -> None:
-    fill(servers, topic, 60)
-    with Consumer(servers, [topic], group=topic, partitions={topic: list(range(6))}, idle_timeout=0.5) as consumer:
-        assert len(list(consumer)) == 60
-        consumer.commit()
-    with Admin(servers) as admin:
-        with pytest.raises(error):
-            admin.reset_group(topic, **place)
-        with pytest.raises(UnknownPartitionError):
-            admin.reset_group(topic, to="latest", topic=topic, partition=6)
-        assert [one.offset for one in admin.describe_group(topic)[1]] == [10] * 6
-
-
-@pytest.mark.parametrize("name", ["nobody", "#1", "", "x" * 256, 5])
-def test_an_unknown_group_is_said_to_be(servers: str, name: Any) -> None:
-    with Admin(servers) as admin:
-        for ask in (admin.describe_group, admin.delete_group, lambda one: admin.reset_group(one, to="latest")):
-            with pytest.raises((UnknownGroupError, InvalidRequestError)):
-                ask(name)

@@ -26,6 +26,7 @@ from quiver.metadata.commands import (
     DeleteGroup,
     DeleteTopic,
     DrainBroker,
+    FenceGroup,
     Place,
     PlaceReplicas,
     RegisterBroker,
@@ -100,8 +101,9 @@ def random_command(dice: random.Random, state: State | None = None) -> Command:
             AlterTopic(topic, {"a": dice.randint(1, 3)}, dice.choice(([], ["b"])), dice.choice((None, 2))),
             random_change(dice, state),
             DeleteGroup(dice.choice(GROUPS)),
+            FenceGroup(dice.choice(GROUPS)),
         ),
-        (4, 2, 4, 4, 4, 3, 1, 1, 2, 5, 3, 2, 8, 3),
+        (4, 2, 4, 4, 4, 3, 1, 1, 2, 5, 3, 2, 8, 3, 2),
     )[0]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quiver.errors import GroupActiveError, InvalidRequestError, UnknownGroupError
 from quiver.metadata import group_table
-from quiver.metadata.commands import ChangeGroup, DeleteGroup, DeleteTopic
+from quiver.metadata.commands import ChangeGroup, DeleteGroup, DeleteTopic, FenceGroup
 from quiver.metadata.groups import Change, Group, Member, Released
 from quiver.metadata.state import Applied, State
 from tests.metadata.kit import add_partitions, attempt, broker, create, random_command
@@ -47,7 +47,7 @@ def release_all(group: Group) -> list[Released]:
 def test_the_first_member_has_everything_at_once() -> None:
     group = change(started(), joined=[member("m1")])
     assert owned(group, "m1") == {0, 1, 2, 3}
-    assert group.generation == 1
+    assert group.generation > 0
 
 
 def test_a_newcomer_gets_its_share_only_when_the_owner_lets_go() -> None:
@@ -102,7 +102,7 @@ def test_new_partitions_are_shared_and_deleted_topics_are_gone() -> None:
     group = state.groups["g"]
     assert [len(owned(group, name)) for name in ("m1", "m2")] == [2, 2]
     assert set(before.shares) <= set(group.shares)
-    assert group.generation == before.generation + 1
+    assert group.generation > before.generation
     state.apply(DeleteTopic("a"))
     assert state.groups["g"].shares == ()
     state.apply(create("a", 3))
@@ -132,8 +132,21 @@ def test_a_group_with_members_is_not_deleted_and_an_unknown_one_is_said_to_be() 
     last = change(state, left=["m1"])
     assert last.shares == ()
     state.apply(DeleteGroup("g"))
-    epoch = change(state, joined=[member("m1")]).shares[0].epoch
-    assert epoch > 4, "epochs of a group that is made again go on where they were"
+    again = change(state, joined=[member("m1")])
+    assert again.shares[0].epoch > 4, "epochs of a group that is made again go on where they were"
+    assert again.generation > last.generation, "who knew the old one takes the new one for newer"
+
+
+def test_who_sets_positions_has_an_epoch_between_those_before_and_after() -> None:
+    state = started()
+    before = change(state, joined=[member("m1")])
+    with pytest.raises(GroupActiveError, match="1 active member"):
+        state.apply(FenceGroup("g"))
+    change(state, left=["m1"])
+    epoch = state.apply(FenceGroup("g")).result
+    assert epoch > max(share.epoch for share in before.shares)
+    assert epoch < min(share.epoch for share in change(state, joined=[member("m2")]).shares)
+    assert state.apply(FenceGroup("of positions alone")).result > epoch
 
 
 def test_groups_and_members_have_a_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +166,7 @@ def test_ownership_is_single_and_its_epochs_only_grow(seed: int) -> None:
     """For any commands: who has a partition keeps it until it lets go or leaves, and no epoch is used twice."""
     dice, state = random.Random(seed), State()
     epochs: set[int] = set()
+    numbers: set[int] = set()  # generations
     for _ in range(60):
         before = dict(state.groups)
         command = random_command(dice, state)
@@ -160,7 +174,11 @@ def test_ownership_is_single_and_its_epochs_only_grow(seed: int) -> None:
             continue
         for name, group in state.groups.items():
             old = before.get(name, Group(name))
-            assert group.generation == old.generation + (group != old) or group.strategy != old.strategy
+            if group == old or (group.members, group.shares) == (old.members, old.shares):
+                assert group.generation == old.generation
+            else:
+                assert group.generation not in numbers
+                numbers.add(group.generation)
             names = {one.id for one in group.members}
             places = [(share.topic, share.partition) for share in group.shares]
             assert places == sorted(set(places))

@@ -20,7 +20,16 @@ from quiver.wire.admin_messages import (
     SetReplicas,
 )
 from quiver.wire.fields import CONSUMER_NAME_MAX
-from quiver.wire.group_messages import DeleteGroup, GetGroups, GetPositions, GroupBeat, Held, JoinGroup, LeaveGroup
+from quiver.wire.group_messages import (
+    DeleteGroup,
+    FenceGroup,
+    GetGroups,
+    GetPositions,
+    GroupBeat,
+    Held,
+    JoinGroup,
+    LeaveGroup,
+)
 from quiver.wire.messages import (
     HELLO_BYTES_MAX,
     HELLO_MAGIC,
@@ -106,6 +115,7 @@ EXAMPLES: list[Struct] = [
     GetGroups(),
     GetGroups("group"),
     DeleteGroup("group"),
+    FenceGroup("group"),
 ]
 
 

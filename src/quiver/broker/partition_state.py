@@ -173,8 +173,11 @@ class PartitionState:
         return True
 
     def is_fenced(self, position: Position) -> bool:
-        """Another member of the group has the partition since."""
-        return 0 < position.epoch < self.epochs.get(position.consumer, 0)
+        """Another member of the group has the partition since, or the group was forgotten."""
+        known = self.epochs.get(position.consumer, 0)
+        if position.act == "claim":
+            return 0 < position.epoch < known
+        return position.epoch not in (0, known)  # what moves was claimed before
 
     def positions_of(self, consumer: str | None) -> dict[str, int]:
         """Of one consumer, or of all groups."""

@@ -74,9 +74,9 @@ class Tail:
 
     def _conflict(self, position: Position) -> ConflictError | MemberFencedError:
         if self.state.is_fenced(position):
-            epoch = self.state.epochs[position.consumer]
-            return MemberFencedError(
-                f"another member of group {position.consumer} has this partition since epoch {epoch}", epoch=epoch
-            )
+            epoch, group = self.state.epochs.get(position.consumer, 0), f"group {position.consumer}"
+            gone = f"{group} was deleted since this partition was claimed"
+            since = f"another member of {group} has this partition since epoch {epoch}"
+            return MemberFencedError(since if epoch else gone, epoch=epoch)
         current = self.state.positions.get(position.consumer)
         return ConflictError(f"the position is {current}, not {position.expected}", current=current)

@@ -1,6 +1,8 @@
 """Groups as an administrator sees them: who is in them, how far they are, and setting them back.
 
-Rule: positions of a group are set only while it has no members; everything is checked before anything is moved.
+Rule: positions of a group are set only while it has no members; everything is checked before anything is moved. Whoever
+sets them claims the partitions first, as a member would: nobody who was away moves them back, and when somebody joins
+meanwhile the claim of that member wins, and nothing is moved under it.
 """
 
 from __future__ import annotations
@@ -8,13 +10,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from quiver.client.cluster import Cluster
 from quiver.client.consumer import offset_at
 from quiver.client.partitioner import check_partition
-from quiver.errors import GroupActiveError, InvalidRequestError, OffsetOutOfRangeError, UnknownGroupError
+from quiver.errors import (
+    GroupActiveError,
+    InvalidRequestError,
+    MemberFencedError,
+    OffsetOutOfRangeError,
+    UnknownGroupError,
+)
 from quiver.types import GroupInfo, GroupPosition, GroupReset, NodeInfo, check_topic_name
 from quiver.wire.fields import CONSUMER_NAME_MAX, REGISTERED
-from quiver.wire.group_messages import DeleteGroup, GetGroups, GetPositions, GroupsReply, PositionsReply, StoredPosition
+from quiver.wire.group_messages import (
+    DeleteGroup,
+    FenceGroup,
+    FenceReply,
+    GetGroups,
+    GetPositions,
+    GroupsReply,
+    PositionsReply,
+    StoredPosition,
+)
 from quiver.wire.messages import CommitPosition, Done, GetPosition, Position, PositionReply
 
 _EDGES = ("earliest", "latest")
@@ -76,7 +95,9 @@ class GroupAdmin:
             for one, target in zip(positions, targets, strict=True)
         ]
         if not dry_run:
-            await asyncio.gather(*(self._move(name, one) for one in found))
+            places = [(one.topic, one.partition) for one in found]
+            moves = [Position(name, one.after, rewind=True) for one in found]
+            await self._set(name, dict(zip(places, moves, strict=True)))
         return found
 
     async def delete(self, name: str) -> None:
@@ -84,7 +105,7 @@ class GroupAdmin:
         await self.describe(name)
         await self._cluster.retrying(lambda: self._cluster.ask_any(DeleteGroup(name), Done))
         gone = [(one.topic, one.partition) for one in await self._stored(name)]
-        await asyncio.gather(*(self._commit(pair, Position(name, 0, act="forget")) for pair in gone))
+        await self._set(name, dict.fromkeys(gone, Position(name, 0, act="forget")))
 
     async def _target(self, position: GroupPosition, to: str | None, offset: int | None, timestamp: int | None) -> int:
         if offset is not None:
@@ -96,11 +117,23 @@ class GroupAdmin:
             return await offset_at(self._cluster, position.topic, position.partition, timestamp)
         return position.earliest if to == "earliest" else position.latest
 
-    async def _move(self, name: str, reset: GroupReset) -> None:
-        await self._commit((reset.topic, reset.partition), Position(name, reset.after, rewind=True))
+    async def _set(self, name: str, positions: dict[tuple[str, int], Position]) -> None:
+        """Claims all, then moves all. Raises GroupActiveError when somebody has joined since the group was at rest."""
+        ask = FenceGroup(name)
+        epoch = (await self._cluster.retrying(lambda: self._cluster.ask_any(ask, FenceReply))).epoch
+        claim = Position(name, 0, epoch=epoch, act="claim")
+        await self._commit(name, dict.fromkeys(positions, claim), "nothing was changed")
+        moves = {pair: msgspec.structs.replace(position, epoch=epoch) for pair, position in positions.items()}
+        await self._commit(name, moves, "the partitions that it reads by now were not changed")
 
-    async def _commit(self, pair: tuple[str, int], position: Position) -> None:
-        await self._cluster.ask(*pair, CommitPosition(*pair, position), PositionReply)
+    async def _commit(self, name: str, positions: dict[tuple[str, int], Position], otherwise: str) -> None:
+        asked = [self._cluster.ask(*pair, CommitPosition(*pair, one), PositionReply) for pair, one in positions.items()]
+        done = await asyncio.gather(*asked, return_exceptions=True)
+        for error in done:
+            if isinstance(error, MemberFencedError):
+                raise GroupActiveError(f"a member joined group {name} meanwhile; {otherwise}") from error
+            if isinstance(error, BaseException):
+                raise error
 
     async def _groups(self, name: str | None) -> list[GroupInfo]:
         ask = GetGroups(name)

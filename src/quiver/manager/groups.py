@@ -29,6 +29,8 @@ from quiver.types import GroupInfo, MemberInfo, check_topic_name
 from quiver.wire.fields import REGISTERED
 from quiver.wire.group_messages import (
     DeleteGroup,
+    FenceGroup,
+    FenceReply,
     GetGroups,
     GroupBeat,
     GroupReply,
@@ -45,7 +47,8 @@ _CHECK_S: Final = 0.1  # how often silence is looked for
 _AGAIN_S: Final = 1.0  # what was decided and is not committed by then is decided again
 _LATE_S: Final = 0.5  # a look that comes later than this was late: nobody could be heard meanwhile
 
-GROUP_REQUESTS: Final = (JoinGroup, GroupBeat, LeaveGroup, GetGroups, DeleteGroup)
+GROUP_REQUESTS: Final = (JoinGroup, GroupBeat, LeaveGroup, GetGroups, DeleteGroup, FenceGroup)
+GroupRequest = JoinGroup | GroupBeat | LeaveGroup | GetGroups | DeleteGroup | FenceGroup
 
 Key = tuple[str, str]  # group and member
 
@@ -174,7 +177,7 @@ class Groups:
             for member in group.members
         }
 
-    async def answer(self, request: JoinGroup | GroupBeat | LeaveGroup | GetGroups | DeleteGroup) -> Struct:
+    async def answer(self, request: GroupRequest) -> Struct:
         match request:
             case JoinGroup():
                 return await self.join(request)
@@ -188,6 +191,8 @@ class Groups:
             case DeleteGroup():
                 await self.delete(request.group)
                 return Done()
+            case FenceGroup():
+                return FenceReply(await self._quorum.propose(commands.FenceGroup(request.group)))
 
     # -- what members ask ----------------------------------------------------------------------------------------
 

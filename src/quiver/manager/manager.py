@@ -62,7 +62,7 @@ from quiver.wire.admin_messages import (
     Rebalance,
     RemoveBroker,
 )
-from quiver.wire.group_messages import DeleteGroup, GetGroups, GroupBeat, JoinGroup, LeaveGroup
+from quiver.wire.group_messages import DeleteGroup, FenceGroup, GetGroups, GroupBeat, JoinGroup, LeaveGroup
 from quiver.wire.messages import (
     CreateTopic,
     DeleteTopic,
@@ -337,7 +337,7 @@ class Manager:
                 return MovesReply(await self._moves.rebalance(), self._moves.draining()), ()
             case GetMoves():
                 return MovesReply(self._moves.moves(), self._moves.draining()), ()
-            case JoinGroup() | GroupBeat() | LeaveGroup() | GetGroups() | DeleteGroup():
+            case JoinGroup() | GroupBeat() | LeaveGroup() | GetGroups() | DeleteGroup() | FenceGroup():
                 return await self._groups.answer(request), ()
             case ManagerBeat():
                 assert self._standing is not None

@@ -133,6 +133,12 @@ class DeleteGroup(Struct, frozen=True, tag="delete_group"):
     group: str
 
 
+class FenceGroup(Struct, frozen=True, tag="fence_group"):
+    """Somebody sets the positions of a group without members, under an epoch of its own."""
+
+    group: str
+
+
 Command = (
     CreateTopic
     | DeleteTopic
@@ -148,6 +154,7 @@ Command = (
     | SettleReplicas
     | ChangeGroup
     | DeleteGroup
+    | FenceGroup
 )
 
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -59,7 +59,18 @@ class GroupTable(dict[str, Group]):
 
     def delete(self, name: str) -> Group:
         group = self.named(name)
-        if group.members:
-            raise GroupActiveError(f"group {name} has {len(group.members)} active members; stop them first")
+        _check_at_rest(group)
         del self[name]
         return group
+
+    def fence(self, name: str, counters: Counters) -> int:
+        """An epoch above those that its members had, and below those of whoever joins later. Of any name: a group may
+        have positions and nothing else."""
+        _check_at_rest(self.get(name, Group(name)))
+        epoch, counters.ownership = counters.ownership, counters.ownership + 1
+        return epoch
+
+
+def _check_at_rest(group: Group) -> None:
+    if group.members:
+        raise GroupActiveError(f"group {group.name} has {len(group.members)} active members; stop them first")

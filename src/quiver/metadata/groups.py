@@ -4,7 +4,8 @@ A partition is given to its next reader only when the last one has let go of it 
 what they keep. Each time a partition is given to somebody it gets a new epoch. Partitions refuse positions of an older
 epoch than they have seen, so that whoever was away cannot store anything over its successor.
 
-Rule: pure. A group is a value; a change makes another one, with a higher generation when anything is different.
+Rule: pure. A group is a value; a change makes another one, with a higher generation when anything is different. Epochs
+and generations are never used twice, also not by a group that is deleted and made again.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def changed(group: Group, change: Change, counts: Mapping[str, int], next_epoch: int) -> tuple[Group, int]:
-    """The group after it, and the next epoch that is not used yet. `counts`: partitions of every topic there is."""
+    """The group after it, and the next number that is not used yet. `counts`: partitions of every topic there is."""
     members = {member.id: member for member in group.members if member.id not in change.left}
     members |= {member.id: member for member in change.joined}
     released = {(one.member, one.topic, one.partition, one.epoch) for one in change.released}
@@ -96,7 +97,7 @@ def changed(group: Group, change: Change, counts: Mapping[str, int], next_epoch:
     after = (tuple(members[member] for member in sorted(members)), tuple(shares))
     if after == (group.members, group.shares):
         return group, next_epoch
-    return Group(group.name, group.strategy, group.generation + 1, *after), next_epoch
+    return Group(group.name, group.strategy, next_epoch, *after), next_epoch + 1
 
 
 def _present(group: Group, members: Mapping[str, Member], owned: Mapping[Place, tuple[str, int]]) -> dict[Place, str]:

@@ -27,6 +27,7 @@ from quiver.metadata.commands import (
     DeleteGroup,
     DeleteTopic,
     DrainBroker,
+    FenceGroup,
     Place,
     PlaceReplicas,
     RegisterBroker,
@@ -184,6 +185,8 @@ class State:
                 return Applied(group, [Put(group)] if differs else [])
             case DeleteGroup():
                 return Applied(group := self.groups.delete(command.group), [Remove(group)])
+            case FenceGroup():
+                return Applied(self.groups.fence(command.group, self.counters), [])
 
     def _count(self, topic: str) -> int:
         return len(self.topics[topic].partitions) if topic in self.topics else 0
@@ -223,8 +226,7 @@ class State:
         if command.name in self.topics:
             raise TopicExistsError("Topic already exists", topic=command.name)
         partitions = self._new_partitions(command.name, 0, command.uids, command.replication_factor, command.brokers)
-        topic = Topic(command.name, command.replication_factor, command.now_us, partitions, command.settings)
-        return self._put(topic)
+        return self._put(Topic(command.name, command.replication_factor, command.now_us, partitions, command.settings))
 
     def _alter_topic(self, command: AlterTopic) -> Applied:
         topic = self.topic(command.topic)
@@ -339,8 +341,7 @@ class State:
             changes += self._create_topic(create).changes
         check_partition(command.topic, len(self.topic(command.topic).partitions), command.partition)
         producer = Producer(self.counters.producer, command.topic, command.partition)
-        self.counters.producer += 1
-        self.producers[producer.id] = producer
+        self.producers[producer.id], self.counters.producer = producer, producer.id + 1
         return Applied(producer, [*changes, Put(producer)])
 
     def _register_consumer(self, command: RegisterConsumer) -> Applied:
@@ -351,8 +352,7 @@ class State:
 
     def _remove_broker(self, command: RemoveBroker) -> Applied:
         broker = self.broker(command.broker_id)
-        holds = self.held_by(broker.id)
-        if holds:
+        if holds := self.held_by(broker.id):
             raise InvalidRequestError(f"Broker {broker.id} holds {holds} partitions and no other broker can take them")
         del self.brokers[broker.id]
         if not broker.disk_id:

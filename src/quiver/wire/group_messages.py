@@ -79,6 +79,17 @@ class DeleteGroup(Struct, array_like=True, frozen=True):
     group: ConsumerName
 
 
+class FenceGroup(Struct, array_like=True, frozen=True):
+    """Somebody is about to set the positions of a group without members. It claims the partitions like a member, under
+    the epoch that it gets: whoever had them cannot move them any more, and whoever joins meanwhile fences it."""
+
+    group: ConsumerName
+
+
+class FenceReply(Struct, array_like=True, frozen=True):
+    epoch: int
+
+
 class GetPositions(Struct, array_like=True, frozen=True):
     """Where a consumer is in the partitions that a broker leads; without a name, all groups."""
 
@@ -107,10 +118,12 @@ GROUP_KINDS: Final[dict[int, type[Struct]]] = {
     43: GetGroups,
     44: DeleteGroup,
     45: GetPositions,
+    46: FenceGroup,
 }
 GROUP_REPLIES: Final[dict[type[Struct], type[Struct]]] = {
     JoinGroup: GroupReply,
     GroupBeat: GroupReply,
     GetGroups: GroupsReply,
     GetPositions: PositionsReply,
+    FenceGroup: FenceReply,
 }

@@ -196,8 +196,8 @@ class Position(Struct, array_like=True, frozen=True):
     """`offset` is the next one the consumer wants. Only `rewind` lets it move back.
 
     With `expected` the position moves only from there, else ConflictError; -1 stands for none committed yet. `epoch` is
-    that of a group's member who has the partition: one that is older than what was seen gets MemberFencedError. A
-    `claim` makes the epoch known and moves nothing; `forget` removes the position.
+    that of a group's member who has the partition: one that did not claim it last gets MemberFencedError. A `claim`
+    makes the epoch known and moves nothing; `forget` removes the position.
     """
 
     consumer: ConsumerName
