@@ -126,8 +126,8 @@ def test_the_rows_say_what_the_commands_did(url: str) -> None:
         "manager_metadata": [(1, "127.0.0.1:9401", "http://127.0.0.1:8001", None, "active", 1 << 32 | 7)],
         "group_metadata": [
             (
-                *("g", 1, 2),
-                '{"name":"g","strategy":"sticky","generation":1,"members":['
+                *("g", 3, 2),
+                '{"name":"g","strategy":"sticky","generation":3,"members":['
                 '{"id":"m1","topics":["logs"],"session_ms":10000},{"id":"m2","topics":["logs"],"session_ms":10000}],'
                 '"shares":[["logs",0,"m1",1,"m1"],["logs",1,"m2",2,"m2"]]}',
             )
@@ -136,7 +136,7 @@ def test_the_rows_say_what_the_commands_did(url: str) -> None:
             ("applied_transaction", 9),
             ("cluster", 0),
             ("consumer", 3),
-            ("ownership", 3),
+            ("ownership", 4),
             ("partition", 3),
             ("producer", 3),
         ],
