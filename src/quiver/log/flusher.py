@@ -33,7 +33,7 @@ STALL_S_MAX: Final = 0.1
 # What a flush may take longer for its size: large ones do not make a quick disk a slow one.
 BYTES_PER_S: Final = 500_000_000
 # How long a disk that was slow is left to threads; doubles each time, starts over after it was good for as long.
-DISTRUST_S_MIN: Final = 5.0
+DISTRUST_S_MIN: Final = 0.5
 DISTRUST_S_MAX: Final = 80.0
 
 
