@@ -38,6 +38,7 @@ class Broker:
         self.position: int | None = None
         self.calls: list[str] = []
         self.lose_reply = False
+        self.asks_twice = False
 
     async def call(self, request: Struct, payload: Buffer = b"") -> Reply:
         self.calls.append(type(request).__name__)
@@ -49,6 +50,8 @@ class Broker:
                 try:
                     self._commit(position)
                 except ConflictError as error:
+                    if self.asks_twice and self.position == position.offset:
+                        continue
                     refused[place] = ErrorReply(error.code, error.message, error.facts)
             if self.lose_reply:
                 raise RequestTimeoutError("no answer")
@@ -100,6 +103,16 @@ def test_after_brings_back_what_was_lost_also_when_the_position_is_remembered() 
     assert offsets(made, 2, 1) == [2, 2]
     assert broker.position == 3
     assert offsets(made, 1, 2) == [3]
+
+
+def test_a_client_that_has_seen_more_than_is_remembered_does_not_get_it_again() -> None:
+    """A link that had to ask twice takes a position that is where it wanted it for its own doing."""
+    broker = Broker(5)
+    first, second = consuming(broker), consuming(broker)
+    assert offsets(first, 1, -1) == [0]
+    assert offsets(second, 1, 0) == [1]
+    broker.asks_twice = True
+    assert offsets(first, 1, 1) == [2]
 
 
 def test_a_move_whose_outcome_is_unknown_is_not_remembered() -> None:

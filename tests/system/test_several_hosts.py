@@ -34,7 +34,6 @@ LINES = 150
 OVER_HTTP = ["P1", "P4", "C1", "C3"]
 
 
-@pytest.mark.xfail(strict=False, reason="since consumer groups the checker finds a violation; not explained yet")
 @in_private_world
 def test_a_host_is_cut_off_and_comes_back_and_nothing_is_lost(tmp_path: Path) -> None:
     """Each time the host of the primary, which also leads some partitions."""
