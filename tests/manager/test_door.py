@@ -6,11 +6,11 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import pytest
 
-from tests.manager.kit import Answer, Api, HttpNode, checked, fresh, state_of
+from tests.manager.kit import Api, HttpNode, fresh, state_of
+from tests.manager.wire_kit import Wire, chunk, head, post
 from tests.system.kit import WAIT_S
 
 pytestmark = pytest.mark.system
@@ -19,55 +19,10 @@ MIB = 1024 * 1024
 BODY_BYTES_MAX = 8 * MIB
 
 
-class Wire:
-    """A connection on which a test says every byte."""
-
-    def __init__(self, node: HttpNode) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", node.http_port), timeout=WAIT_S)
-        self._file = self.socket.makefile("rb")
-
-    def send(self, *parts: bytes) -> None:
-        for part in parts:
-            self.socket.sendall(part)
-
-    def answer(self) -> Answer:
-        status_line = self._file.readline()
-        assert status_line.startswith(b"HTTP/1.1 "), status_line
-        headers: dict[str, str] = {}
-        while line := self._file.readline().strip():
-            name, _, value = line.decode("latin-1").partition(":")
-            headers[name.lower()] = value.strip()
-        return checked(int(status_line.split()[1]), headers, self._file.read(int(headers["content-length"])))
-
-    def line(self) -> bytes:
-        return self._file.readline()
-
-    def is_closed(self) -> bool:
-        """Waits for the server to close it."""
-        return self._file.read(1) == b""
-
-    def close(self) -> None:
-        self._file.close()
-        self.socket.close()
-
-
 @pytest.fixture
 def wire(node: HttpNode) -> Iterator[Wire]:
-    with closing(Wire(node)) as made:
+    with closing(Wire(node.http)) as made:
         yield made
-
-
-def head(method: str, path: str, *headers: str) -> bytes:
-    return "\r\n".join((f"{method} {path} HTTP/1.1", "Host: quiver", *headers, "", "")).encode("latin-1")
-
-
-def post(path: str, **fields: Any) -> bytes:
-    body = json.dumps(fields).encode()
-    return head("POST", path, f"Content-Length: {len(body)}") + body
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 # -- the size of a message ---------------------------------------------------------------------------------------
@@ -103,7 +58,7 @@ def test_a_key_counts_in_bytes_too(api: Api) -> None:
 def test_many_of_the_largest_messages_at_once_are_all_stored(api: Api, node: HttpNode) -> None:
     topic = fresh()
     producer, consumer = api.producer(topic), api.consumer(topic)
-    wires = [Wire(node) for _ in range(4)]
+    wires = [Wire(node.http) for _ in range(4)]
     for number, wire in enumerate(wires):
         wire.send(post("/producer/produce", topic=topic, producer_id=producer, message=str(number) * MIB))
     assert sorted(wire.answer().body["offset"] for wire in wires) == [0, 1, 2, 3]
@@ -204,7 +159,7 @@ def test_a_client_that_hangs_up_in_the_middle_changes_nothing(api: Api, node: Ht
     before = state_of(api)
     for whole in (request, register):
         for end in (10, len(whole) // 2, len(whole) - 1):
-            with closing(Wire(node)) as wire:
+            with closing(Wire(node.http)) as wire:
                 wire.send(whole[:end])
     assert state_of(api) == before
 
@@ -215,7 +170,7 @@ def test_what_came_before_the_nonsense_is_answered_first(api: Api, node: HttpNod
     producer = api.producer(topic)
     good = [post("/producer/produce", topic=topic, producer_id=producer, message=f"m{number}") for number in range(5)]
     for nonsense in (b"nonsense\r\n\r\n", head("POST", "/topics", f"Content-Length: {BODY_BYTES_MAX + 1}")):
-        with closing(Wire(node)) as wire:
+        with closing(Wire(node.http)) as wire:
             wire.send(b"".join(good) + nonsense)
             assert [wire.answer().status for _ in good] == [200] * 5
             assert wire.answer().status == 400
@@ -228,7 +183,7 @@ def test_a_last_request_is_answered_whatever_follows_it(api: Api, node: HttpNode
     body = json.dumps({"topic": fresh()}).encode()
     request = head("POST", "/producer/register", "Connection: close", f"Content-Length: {len(body)}") + body
     for rest in (b"", b"\r\n", b"more", request):
-        with closing(Wire(node)) as wire:
+        with closing(Wire(node.http)) as wire:
             wire.send(request + rest)
             assert "producer_id" in wire.answer().body
             assert wire.is_closed()
@@ -237,7 +192,7 @@ def test_a_last_request_is_answered_whatever_follows_it(api: Api, node: HttpNode
 def test_a_client_that_stops_talking_still_hears_its_answers(api: Api, node: HttpNode) -> None:
     topic = fresh()
     producer = api.producer(topic)
-    with closing(Wire(node)) as wire:
+    with closing(Wire(node.http)) as wire:
         for number in range(3):
             wire.send(post("/producer/produce", topic=topic, producer_id=producer, message=f"m{number}"))
         wire.socket.shutdown(socket.SHUT_WR)
@@ -308,7 +263,7 @@ def test_headers_that_nobody_asked_for_do_no_harm(wire: Wire, headers: list[str]
 
 
 def test_connections_that_say_nothing_keep_nobody_out(node: HttpNode, api: Api) -> None:
-    silent = [Wire(node) for _ in range(100)]
+    silent = [Wire(node.http) for _ in range(100)]
     for wire in silent[50:]:
         wire.send(b"POST /topics HTTP/1.1\r\nContent-Length: 100\r\n\r\n{")
     with Api(node.http) as late:
@@ -345,7 +300,7 @@ def test_the_limits_are_those_that_were_set(strict: HttpNode) -> None:
 @pytest.mark.parametrize("start", [b"", b'{"topic_name": "slow"'])
 @pytest.mark.parametrize("header", ["Content-Length: 100", "Transfer-Encoding: chunked"])
 def test_a_body_that_does_not_come_is_not_waited_for_for_ever(strict: HttpNode, start: bytes, header: str) -> None:
-    with closing(Wire(strict)) as wire:
+    with closing(Wire(strict.http)) as wire:
         wire.send(head("POST", "/topics", header))
         if start:
             wire.send(chunk(start) if header.startswith("Transfer") else start)
@@ -357,7 +312,7 @@ def test_a_body_that_does_not_come_is_not_waited_for_for_ever(strict: HttpNode, 
 
 
 def test_a_body_that_trickles_is_not_waited_for_either(strict: HttpNode) -> None:
-    with closing(Wire(strict)) as wire:
+    with closing(Wire(strict.http)) as wire:
         wire.send(head("POST", "/topics", "Content-Length: 10000"))
         wire.socket.settimeout(0.02)
         sent = 0

@@ -196,6 +196,8 @@ def test_a_topic_gets_more_partitions_and_never_fewer(v1: V1) -> None:
     assert [row["latest"] for row in offsets(v1, "grows")] == [0, 0, 0, 0]
     fewer = v1.json("PATCH", "/v1/topics/grows", {"partitions": 3})
     assert (fewer.status, fewer.error["message"]) == (400, "Topic grows has 4 partitions; their number can only grow")
+    both = v1.json("PATCH", "/v1/topics/grows", {"partitions": 3, "settings": {"retention.ms": 1000}})
+    assert (both.status, v1.request("GET", "/v1/topics/grows").body["settings"]) == (400, {}), "all of it or nothing"
     assert v1.json("PATCH", "/v1/topics/nowhere", {"partitions": 3}).status == 404
 
 

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from quiver.manager.classic import CLIENT, PARTITION, TOPIC
 
-Type = Literal["string", "integer", "array", "object"]
+Type = Literal["string", "integer", "array", "object", "string or null"]
 
 
 class Field(NamedTuple):
@@ -138,8 +138,8 @@ CLASSIC_ROUTES: Final = (
             ("term", "integer"),
             ("transaction", "integer"),
             ("lag", "integer"),
-            ("cut_off_since", "string"),
-            ("trouble", "string"),
+            ("cut_off_since", "string or null"),
+            ("trouble", "string or null"),
             ("managers", "array"),
             ("brokers", "array"),
             ("producers", "array"),

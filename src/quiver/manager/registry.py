@@ -168,11 +168,7 @@ class Registry:
 
     async def add_partitions(self, name: str, partitions: int) -> Topic:
         """So many in all; the same number again changes nothing."""
-        count = len(self._quorum.state.topic(name).partitions)
-        if partitions > PARTITIONS_MAX:
-            raise InvalidRequestError(f"partitions must be between 1 and {PARTITIONS_MAX}, not {partitions}")
-        if partitions < count:
-            raise InvalidRequestError(f"Topic {name} has {count} partitions; their number can only grow")
+        count = self.check_growth(name, partitions)
         if partitions == count:
             return await self.topic(name)
         async with self.changing:
@@ -181,6 +177,15 @@ class Registry:
             topic: Topic = await self._quorum.propose(command)
             await self.brokers.host_again(topic)
             return topic
+
+    def check_growth(self, name: str, partitions: int) -> int:
+        """How many it has. Raises when it cannot have so many."""
+        count = len(self._quorum.state.topic(name).partitions)
+        if partitions > PARTITIONS_MAX:
+            raise InvalidRequestError(f"partitions must be between 1 and {PARTITIONS_MAX}, not {partitions}")
+        if partitions < count:
+            raise InvalidRequestError(f"Topic {name} has {count} partitions; their number can only grow")
+        return count
 
     async def alter_topic(self, name: str, settings: Mapping[str, object], unset: Sequence[object] = ()) -> Topic:
         """Sets and unsets settings; brokers that are here act on them when this returns, others when they are back."""

@@ -86,6 +86,8 @@ class Administration:
         asked: TopicChange = call.body
         name = call.path["topic"]
         topic = await self._registry.known_topic(name)
+        if asked.partitions is not None:
+            self._registry.check_growth(name, asked.partitions)  # before the settings change
         if asked.settings:
             told = {setting: value for setting, value in asked.settings.items() if value is not None}
             topic = await self._registry.alter_topic(name, told, [one for one in asked.settings if one not in told])

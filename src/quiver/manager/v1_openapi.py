@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Struct
 
 from quiver.manager import v1_shapes as shapes
-from quiver.manager.classic_routes import CLASSIC_ROUTES, ClassicRoute, Field
+from quiver.manager.classic_routes import CLASSIC_ROUTES, ClassicRoute, Field, Type
 from quiver.manager.v1_fetch import NEXT_HEADER, START_HEADER, WATERMARK_HEADER
 from quiver.manager.v1_media import JSON, NDJSON
 from quiver.manager.v1_routes import PRODUCE_HEADERS, ROUTES, Route
-from quiver.types import PARTITIONS_MAX
+from quiver.types import PARTITIONS_MAX, TOPIC_NAME_BYTES_MAX
 from quiver.wire.fields import CONSUMER_NAME_MAX
 
 Json = dict[str, Any]
@@ -30,7 +30,12 @@ _FETCH_HEADERS: Final = {
     WATERMARK_HEADER: "The offset after the last one committed",
 }
 _PATH_SCHEMAS: Final[dict[str, Json]] = {
-    "topic": {"type": "string"},
+    "topic": {
+        "type": "string",
+        "minLength": 1,
+        "maxLength": TOPIC_NAME_BYTES_MAX,
+        "pattern": shapes.TOPIC_NAME_PATTERN,
+    },
     "broker": {"type": "integer", "minimum": 1},
     "partition": {"type": "integer", "minimum": 0, "maximum": PARTITIONS_MAX - 1},
     "group": {"type": "string", "minLength": 1, "maxLength": CONSUMER_NAME_MAX, "pattern": "^[^#]"},
@@ -166,7 +171,7 @@ def _classic_operation(route: ClassicRoute) -> Json:
     in_path = _path_parameters(route.path)
     taken = {parameter["name"] for parameter in in_path}
     takes = [field for field in route.takes if field.names[0] not in taken]
-    properties = {"status": _STATUS} | {name: {"type": kind} for name, kind in route.gives}
+    properties = {"status": _STATUS} | {name: _classic_type(kind) for name, kind in route.gives}
     success = {"type": "object", "properties": properties, "required": list(properties)}
     failure = {JSON: {"schema": _ref("Failure")}}
     operation: Json = {
@@ -188,6 +193,11 @@ def _classic_operation(route: ClassicRoute) -> Json:
         }
         operation["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
     return operation
+
+
+def _classic_type(kind: Type) -> Json:
+    kinds = [{"type": one} for one in kind.split(" or ")]
+    return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
 def _classic_parameter(field: Field) -> Json:

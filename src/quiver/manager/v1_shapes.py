@@ -20,13 +20,14 @@ RECORDS_MAX: Final = 100_000  # in one request or answer
 FETCH_RECORDS_DEFAULT: Final = 500  # JSON and NDJSON; Arrow is limited by bytes
 FETCH_BYTES_MAX: Final = 8 * 1024 * 1024
 FETCH_WAIT_MS_MAX: Final = 30_000
+TOPIC_NAME_PATTERN: Final = "^[a-zA-Z0-9._-]+$"
 
 Offset = Annotated[int, Meta(ge=0, le=2**62)]
 PartitionNumber = Annotated[int, Meta(ge=0, le=PARTITIONS_MAX - 1)]
 Time = Annotated[int, Meta(ge=-(2**62), le=2**62, description="Microseconds since 1970, UTC")]
 TimeIn = Time | Annotated[datetime.datetime, Meta(tz=True, description="RFC 3339, with its offset from UTC")]
 TopicName = Annotated[
-    str, Meta(min_length=1, max_length=TOPIC_NAME_BYTES_MAX, pattern="^[a-zA-Z0-9._-]+$", examples=["logs"])
+    str, Meta(min_length=1, max_length=TOPIC_NAME_BYTES_MAX, pattern=TOPIC_NAME_PATTERN, examples=["logs"])
 ]
 Text = Annotated[str, Meta(description="Text, stored as UTF-8")]
 Base64 = Annotated[bytes, Meta(description="Any bytes, as base64")]
