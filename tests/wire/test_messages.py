@@ -208,6 +208,7 @@ WRONG: list[tuple[type[Struct], list[Any], str]] = [
     (CommitPosition, ["logs", 0, None], "position"),
     (CommitPositions, ["logs", 0, [["group", 1], ["group", -1]]], "positions"),
     (CommitPositions, ["logs", 0, [["group", 1]] * 1001], "positions"),
+    (CommitPositions, ["logs", 0, []], "positions"),
     (GetStatus, [b"logs"], "topic"),
     (Hello, ["x" * 17, 1, 1], "magic"),
     (Hello, [HELLO_MAGIC, -1, 1], "version_min"),

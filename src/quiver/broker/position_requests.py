@@ -45,10 +45,9 @@ class PositionRequests:
 
     async def _commit_all(self, request: CommitPositions, payload: memoryview, flow: Flow) -> Reply:
         partition = self._hosting.partition(request.topic, request.partition)
-        await know(partition, max((position.offset for position in request.positions), default=0))
+        await know(partition, max(position.offset for position in request.positions))
         asked = [_ask(partition, position) for position in request.positions]
-        if asked:
-            await asyncio.wait(asked)
+        await asyncio.wait(asked)
         refused = {}
         for place, future in enumerate(asked):
             if (error := future.exception()) is None:

@@ -219,7 +219,7 @@ class CommitPositions(Struct, array_like=True, frozen=True):
 
     topic: Name
     partition: UInt32
-    positions: Annotated[list[Position], Meta(max_length=POSITIONS_MAX)]
+    positions: Annotated[list[Position], Meta(min_length=1, max_length=POSITIONS_MAX)]
 
 
 class CommitPositionsReply(Struct, array_like=True, frozen=True):
