@@ -31,6 +31,9 @@ COMMANDS: list[tuple[str, ...]] = [
     ("produce",),
     ("consume",),
     ("nginx-config",),
+    ("spark",),
+    ("spark", "ingest"),
+    ("spark", "verify"),
 ]
 WITH_TOPIC = [("topic", "create"), ("topic", "describe"), ("topic", "delete"), ("produce",), ("consume",)]
 

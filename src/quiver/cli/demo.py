@@ -140,14 +140,15 @@ class Demo:
 
     def run(self) -> tuple[Sent, dict[Key, int], int, int]:
         """What was sent, what Spark counted, dead letters, rows in the archive."""
-        from quiver.spark.session import local_session
+        from quiver.spark.session import open_session
 
         with Admin(self._servers) as admin:
             admin.create_topic(TOPIC, 4)
             for name in (DEAD_LETTERS, COUNTS):
                 admin.create_topic(name)
         starting = self._progress.add_task("starting Spark", total=None)
-        with local_session("quiver-demo", self._data_dir / "spark.log") as spark:
+        conf = {"spark.sql.shuffle.partitions": "2"}
+        with open_session("quiver-demo", self._data_dir / "spark.log", conf=conf) as spark:
             self._progress.update(starting, total=1, completed=1)
             queries = self._start_queries(spark)
             self._send_all()

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from quiver.cli import broker, cluster, consume, group, manager, nginx, produce, sim, status, topic, wal
+from quiver.cli import broker, cluster, consume, group, manager, nginx, produce, sim, spark, status, topic, wal
 from quiver.cli.options import EXIT_INTERRUPTED, examples, exit_code_of, say
 from quiver.errors import QuiverError
 
@@ -79,6 +79,7 @@ manager.register(app)
 nginx.register(app)
 produce.register(app)
 consume.register(app)
+spark.register(app)
 sim.register(app)
 wal.register(app)
 

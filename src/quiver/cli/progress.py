@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
+    from quiver.spark.jobs.running import JobProgress
+
 SHOW_AFTER_S = 2.0
 
 
@@ -88,4 +90,28 @@ class Steps(Progress):
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn(self._noun))
         self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
         self._task = self._bar.add_task("", total=self._total_bytes)
+        self._bar.start()
+
+
+class SparkTasks(Progress):
+    """Tasks that are done of those that Spark knows of, and messages."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def show(self, progress: JobProgress) -> None:
+        self._total_bytes = progress.tasks or None
+        self.update(progress.rows, progress.tasks_done)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=self._total_bytes)
+
+    def _draw(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        rows = TextColumn("tasks, {task.fields[messages]} messages, {task.fields[rate]}/s")
+        columns = (BarColumn(), MofNCompleteColumn(), rows, TimeElapsedColumn())
+        self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._bar.add_task("", total=self._total_bytes, messages="0", rate="0")
         self._bar.start()

@@ -8,8 +8,6 @@ Spark's. Each micro-batch adds all counts as they are now: for one window, level
 
 from __future__ import annotations
 
-import logging
-import time
 from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,11 +15,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-logger = logging.getLogger("quiver.spark")
+from quiver.spark.jobs.running import begin
 
 LEVELS: Final = ("DEBUG", "INFO", "WARN", "ERROR")
-_POLL_S: Final = 0.05
-_STARTS_MAX: Final = 5
 _LINE: Final = rf"^(\S+) ({'|'.join(LEVELS)}) (\S+) (.*)$"
 
 
@@ -80,27 +76,10 @@ def start(spark: SparkSession, job: LogAnalytics) -> list[StreamingQuery]:
         .queryName("archive")
     )
     return [
-        _begin(_to_topic(job, dead, job.dead_letters, "append")),
-        _begin(_to_topic(job, count(good, job.window), job.counts, "complete")),
-        _begin(to_archive),
+        begin(_to_topic(job, dead, job.dead_letters, "append")),
+        begin(_to_topic(job, count(good, job.window), job.counts, "complete")),
+        begin(to_archive),
     ]
-
-
-def _begin(writer: DataStreamWriter) -> StreamingQuery:
-    """Starts a query and waits until it has its source.
-
-    That is a Python process to which Spark gives ten seconds to come up, and a busy machine may need longer: one after
-    the other, and again if need be. A query that failed so has read and written nothing.
-    """
-    for _ in range(_STARTS_MAX):
-        query = writer.start()
-        while query.isActive and query.status["message"] == "Initializing sources":
-            time.sleep(_POLL_S)
-        error = query.exception()
-        if error is None or "connect back" not in str(error):
-            break
-        logger.warning("query_started_again name=%s: its Python process took too long to come up", query.name)
-    return query
 
 
 def _to_topic(job: LogAnalytics, rows: DataFrame, topic: str, mode: str) -> DataStreamWriter:

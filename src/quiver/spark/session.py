@@ -1,33 +1,48 @@
-"""A local Spark session for jobs that bring their own."""
+"""A Spark session for commands that bring their own."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from pyspark.errors import PySparkRuntimeError
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
+
+from quiver.errors import InvalidRequestError
 
 
 @contextlib.contextmanager
-def local_session(name: str, log: Path) -> Iterator[SparkSession]:
-    """`local[*]` with small shuffles and no web page; all that the JVM says goes to `log`."""
+def open_session(
+    name: str, log: Path, master: str = "local[*]", conf: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """Without a web page, in UTC; all that the JVM says goes to `log`. `conf` comes after our own settings."""
     # Workers must be this Python: another one has no Quiver.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = (
         SparkSession.builder.appName(name)
-        .master("local[*]")
+        .master(master)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
     )
+    if master.startswith("local"):
+        builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
+    for key, value in (conf or {}).items():
+        builder = builder.config(key, value)
+    # It would write a wrong column or path to standard error as a page of JSON; who asked gets the error itself.
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     with _stderr_to(log):
-        spark = builder.getOrCreate()
+        try:
+            spark = builder.getOrCreate()
+        except PySparkRuntimeError as error:
+            if "JAVA_GATEWAY_EXITED" not in str(error):
+                raise
+            raise InvalidRequestError(f"Spark did not start: it needs Java 17 or later; {log} has its words") from error
     try:
         yield spark
     finally:

@@ -1,0 +1,86 @@
+"""`quiver spark ingest|verify`: bulk jobs on Spark, with a bar of its tasks and a table at the end.
+
+Rule: the work is in `quiver.spark`; here are words, bars and exit codes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from quiver.cli import spark_verify
+from quiver.cli.options import AsJson, DataDir, Servers, examples, find_cluster, say
+from quiver.cli.progress import SparkTasks
+from quiver.cli.render import print_json, table
+from quiver.cli.spark_job import Conf, Format, Master, State, Topic, session
+from quiver.types import check_topic_name
+
+_commands = typer.Typer(no_args_is_help=True, help="Bulk jobs on Spark: files and archives into topics, and back.")
+
+
+def register(app: typer.Typer) -> None:
+    spark_verify.register(_commands)
+    app.add_typer(
+        _commands,
+        name="spark",
+        epilog=examples(
+            "quiver spark ingest logs /var/log/app/*.log",
+            "quiver spark verify logs --produced sent.jsonl --consumed c1=c1.jsonl --consumed c2=c2.jsonl",
+        ),
+    )
+
+
+@_commands.command(
+    epilog=examples(
+        "quiver spark ingest logs /var/log/app/*.log",
+        "quiver spark ingest orders orders/ --format csv --key customer",
+        "quiver spark ingest events s3a://bucket/events/ --format parquet --value payload --master spark://host:7077",
+    )
+)
+def ingest(
+    topic: Topic,
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", show_default=False, help="Files or folders.")],
+    format: Format = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default=False, help="Column, or field of a JSON line, for the key."),
+    ] = None,
+    value: Annotated[
+        str | None, typer.Option(metavar="NAME", show_default=False, help="Column to send instead of the row as JSON.")
+    ] = None,
+    state: State = None,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    as_json: AsJson = False,
+    servers: Servers = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Send files to a topic: a line of text or JSON, or a row of CSV or Parquet, is a message.
+
+    The same command again sends only what it has not sent; killed in the middle, it goes on where it was.
+    """
+    check_topic_name(topic)
+    found = find_cluster(servers, data_dir)
+    with session("ingest", master, conf) as spark, SparkTasks() as bar:
+        from quiver.spark import ingest as run
+
+        done = run(
+            spark,
+            topic,
+            paths,
+            servers=found,
+            format=format,
+            key=key,
+            value=value,
+            state=state,
+            on_progress=bar.show,
+        )
+    rate = round(done.rows / max(done.seconds, 1e-6))
+    if as_json:
+        print_json({"topic": topic, "rows": done.rows, "seconds": round(done.seconds, 3), "state": done.state})
+        return
+    row = (topic, done.rows, f"{done.seconds:.1f}", rate, done.state)
+    table("Ingested", ("topic", "messages", "seconds", "messages/s", "state"), [row])
+    if not done.rows:
+        say("nothing new: this job has sent these files before; remove its state to send them again")

@@ -1,0 +1,95 @@
+"""A folder on any file system that Spark can write to: local, HDFS, an object store.
+
+Rule: a file is there whole or not at all. On a local disk it is also synced before it counts.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pyspark.sql import SparkSession
+
+from quiver.errors import InvalidRequestError
+
+
+class Folder:
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        jvm = getattr(spark, "_jvm", None)
+        if jvm is None:
+            raise InvalidRequestError("this job keeps files beside its data: it needs a driver, not Spark Connect")
+        self._hadoop = jvm.org.apache.hadoop.fs
+        self._io = jvm.org.apache.hadoop.io.IOUtils
+        configuration = spark._jsc.hadoopConfiguration()
+        given = self._hadoop.Path(path)
+        self._fs = given.getFileSystem(configuration)
+        self._context = self._hadoop.FileContext.getFileContext(self._fs.getUri(), configuration)
+        self.path: str = self._fs.makeQualified(given).toString()
+        self._replace = self._hadoop.Options.Rename.OVERWRITE
+        self._array = spark.sparkContext._gateway.new_array  # type: ignore[union-attr]
+        self._rename_kind = self._hadoop.Options.Rename
+
+    def _at(self, name: str) -> Any:
+        return self._hadoop.Path(f"{self.path}/{name}" if name else self.path)
+
+    def read(self, name: str) -> bytes | None:
+        if not self._fs.exists(self._at(name)):
+            return None
+        stream = self._fs.open(self._at(name))
+        try:
+            return bytes(stream.readAllBytes())
+        finally:
+            stream.close()
+
+    def write(self, name: str, content: bytes) -> None:
+        """Takes the place of a file of that name."""
+        stream = self._fs.create(self._at(f"{name}.tmp"), True)
+        try:
+            stream.write(bytearray(content))
+        finally:
+            stream.close()
+        self.sync(f"{name}.tmp")
+        self.move(f"{name}.tmp", name)
+
+    def files(self, name: str = "") -> list[str]:
+        """All files below, by their names from here; those that readers leave out are left out, or begin with _ or ."""
+        if not self._fs.exists(self._at(name)):
+            return []
+        found, listing = [], self._fs.listFiles(self._at(name), True)
+        while listing.hasNext():
+            found.append(listing.next().getPath().toString().removeprefix(f"{self.path}/"))
+        return sorted(found)
+
+    def move(self, source: str, target: str) -> None:
+        """Takes the place of what is there. Done again after a crash, it finds the source gone and the target there."""
+        here = self._at(target)
+        self._fs.mkdirs(here.getParent())
+        kinds = self._array(self._rename_kind, 1)
+        kinds[0] = self._replace
+        self._context.rename(self._at(source), here, kinds)
+        if (local := self.local(target)) is not None:
+            _sync(os.path.dirname(local))
+
+    def exists(self, name: str) -> bool:
+        return bool(self._fs.exists(self._at(name)))
+
+    def remove(self, name: str) -> None:
+        self._fs.delete(self._at(name), True)
+
+    def sync(self, name: str) -> None:
+        """Until it would survive a loss of power; other file systems than a local disk see to that themselves."""
+        if (local := self.local(name)) is not None:
+            _sync(local)
+
+    def local(self, name: str = "") -> str | None:
+        parts = urlsplit(self._at(name).toUri().toString())
+        return unquote(parts.path) if parts.scheme == "file" else None
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
