@@ -187,7 +187,7 @@ SETTINGS = [
 @pytest.mark.parametrize("block", range(3))
 def test_nothing_acknowledged_is_lost_or_doubled_over_many_crashes(settings: Any, block: int) -> None:
     with quiet():
-        for seed in range(block * 12, block * 12 + 12):
+        for seed in range(block * 6, block * 6 + 6):
             chance = random.Random(f"{seed} {settings}")
             world = World(chance, FaultyDisk(seed))
             bench = Bench(world.disk, settings)

@@ -75,7 +75,7 @@ def live(driver: Driver, generations: int, faults: bool) -> None:
 @pytest.mark.parametrize("settings", ALL_SETTINGS.values(), ids=ALL_SETTINGS.keys())
 @pytest.mark.parametrize("block", range(3))
 def test_everything_acknowledged_survives_power_cuts_and_kills(settings: LogSettings, block: int) -> None:
-    for seed in range(block * 20, block * 20 + 20):
+    for seed in range(block * 10, block * 10 + 10):
         with seed_named(seed):
             live(Driver(FaultyDisk(seed), settings), generations=6, faults=False)
 
@@ -83,7 +83,7 @@ def test_everything_acknowledged_survives_power_cuts_and_kills(settings: LogSett
 @pytest.mark.parametrize("block", range(6))
 def test_everything_acknowledged_survives_failing_syncs_and_writes_too(block: int) -> None:
     # What a failed sync left in the page cache is seen by the next process, and by its readers: it must stay.
-    for seed in range(1000 + block * 20, 1000 + block * 20 + 20):
+    for seed in range(1000 + block * 10, 1000 + block * 10 + 10):
         with seed_named(seed):
             live(Driver(FaultyDisk(seed), ROOMY if seed % 2 else SETTINGS), generations=6, faults=True)
 

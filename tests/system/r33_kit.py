@@ -26,7 +26,7 @@ TOPICS = {
 }
 PRODUCERS = ["P1", "P2", "P3", "P4", "P5"]
 CONSUMERS = ["C1", "C2", "C3"]
-LINES = 300
+LINES = 180
 WAIT_S = 120.0
 SEED = 33
 
