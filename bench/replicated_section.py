@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -64,7 +65,9 @@ class Cluster:
 
     @property
     def primary_http(self) -> str:
-        return self._content()["http"][0]
+        with urllib.request.urlopen(f"{self._content()['http'][0]}/replicas", timeout=ACK_TIMEOUT_S) as answer:
+            primary = json.load(answer)["primary"]
+        return f"http://{primary['ip']}:{primary['port']}"
 
     @property
     def servers(self) -> str:

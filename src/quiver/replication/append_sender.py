@@ -180,16 +180,19 @@ class AppendSender:
             self._put(message, found)
 
     async def _read(self, first: int, last: int) -> Sequence[Buffer] | None:
+        cuts = self._log.cuts
         try:
             read = partial(read_entries, self._disk, self._log.spans_for_index(first), first, last)
             frames = await asyncio.get_running_loop().run_in_executor(self._readers, read)
         except CorruptLogError as error:
-            self._on_damage(error)
+            if self._log.cuts == cuts:  # else it read where the log was being cut
+                self._on_damage(error)
             return None
         except OSError as error:  # trimmed or truncated meanwhile, or a disk that the next write will find
             logger.warning("entries_not_read uid=%s first=%d error=%r", self._uid, first, str(error))
             return None
-        return frames if len(frames) == last - first + 1 else None
+        # After a cut they may be others than the message means.
+        return frames if len(frames) == last - first + 1 and self._log.cuts == cuts else None
 
     async def close(self) -> None:
         for task in self._reading:
