@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 
@@ -128,17 +130,56 @@ def test_what_the_classic_table_gives_is_given(node: HttpNode, api: Api) -> None
 
 
 @pytest.mark.system
-def test_the_description_and_the_page_are_served(node: HttpNode, api_document: dict[str, Any]) -> None:
+def test_the_description_is_served(node: HttpNode, api_document: dict[str, Any]) -> None:
     with V1(node.http) as v1:
         served = v1.request("GET", "/openapi.json")
         assert served.headers["content-type"] == "application/json"
         assert served.body == api_document
-        page = v1.request("GET", "/docs")
-        assert page.headers["content-type"] == "text/html; charset=utf-8"
-        text = page.raw.decode()
-        assert not re.search(r"(src|href)\s*=\s*[\"'](https?:)?//", text), "nothing from elsewhere"
-        assert "@import" not in text and "url(" not in text
-        assert 'fetch("openapi.json")' in text
+
+
+class Page(HTMLParser):
+    """What a page shows, and what it makes a browser load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = re.findall(r"""(?:fetch|import)\(\s*["'`]([^"'`]*)""", text)
+        self.calls: list[tuple[str, str]] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
+        self._inside = "method" if ("class", "method") in attrs else tag
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "method":
+            self.calls.append((data, ""))
+        elif self._inside == "code" and self.calls and not self.calls[-1][1]:
+            self.calls[-1] = (self.calls[-1][0], data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+
+@pytest.mark.system
+def test_the_page_lists_every_call_and_loads_nothing_from_elsewhere(
+    node: HttpNode, api_document: dict[str, Any]
+) -> None:
+    with V1(node.http) as v1:
+        answer = v1.request("GET", "/docs")
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        page = Page(answer.raw.decode())
+        assert set(page.calls) == {(method.upper(), path) for path, method, _ in operations(api_document)}
+        assert {path for path in api_document["paths"] if path.startswith("/v1/")} <= {path for _, path in page.calls}
+        assert set(page.loads) == {"openapi.json"}
+        for target in page.loads:
+            assert v1.request("GET", urljoin("/docs", target)).status == 200
+        for foreign in ("http:", "https:", "//cdn", "@import", "url("):
+            assert foreign not in answer.raw.decode()
+        # Whatever the page says, a browser takes nothing from elsewhere.
+        policy = dict(part.split(maxsplit=1) for part in answer.headers["content-security-policy"].split(";"))
+        assert (policy["default-src"], policy["connect-src"]) == ("'none'", "'self'")
+        assert {policy[name] for name in policy if name.endswith("-src")} == {"'none'", "'self'", "'unsafe-inline'"}
 
 
 @pytest.mark.system

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -19,6 +18,7 @@ from quiver.errors import InvalidRequestError, QuiverError
 from quiver.manager.http_server import HttpAnswer, HttpRequest
 from quiver.manager.v1_admin import Administration
 from quiver.manager.v1_call import Call
+from quiver.manager.v1_docs import page
 from quiver.manager.v1_errors import HttpRefusal, answer_of, refusal
 from quiver.manager.v1_fetch import Fetching
 from quiver.manager.v1_media import JSON, content_type
@@ -31,7 +31,6 @@ logger = logging.getLogger("quiver.http")
 Handle = Callable[[Call], Awaitable[HttpAnswer]]
 _QUERY_FIELDS_MAX: Final = 100
 _DIGITS_MAX: Final = 19
-_DOCS: Final = "docs.html"
 
 
 class V1Http:
@@ -51,7 +50,7 @@ class V1Http:
         self._decoders = {shape: msgspec.json.Decoder(shape) for route in ROUTES if (shape := route.reads_json)}
         self._static: dict[bytes, Callable[[], HttpAnswer]] = {
             b"/openapi.json": lambda: HttpAnswer(200, document()),
-            b"/docs": lambda: HttpAnswer(200, _page(), (), "text/html; charset=utf-8"),
+            b"/docs": page,
         }
 
     async def answer(self, request: HttpRequest) -> HttpAnswer:
@@ -154,7 +153,3 @@ def _number(name: str, text: str) -> int:
     if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX:
         return int(text)
     raise InvalidRequestError(f"query: {name} must be an integer")
-
-
-def _page() -> bytes:
-    return Path(__file__).with_name(_DOCS).read_bytes()
