@@ -21,7 +21,7 @@ from quiver.errors import (
     UnknownTopicError,
 )
 from quiver.testing.faulty_disk import FaultyDisk
-from quiver.wire.messages import DeleteTopic, GetMetadata, MetadataReply
+from quiver.wire.messages import DeleteTopic, Done, GetMetadata, MetadataReply
 from tests.broker.server_kit import DIRECTORY, SETTINGS, GatedDisk, broker, connected, run, running, until
 from tests.wire.kit import make_payload
 
@@ -67,6 +67,30 @@ def test_topic_can_be_made_once_and_deleted_once() -> None:
                 await client.fetch()
             await client.create()
             assert await client.end() == 0, "a new topic of the old name is empty"
+
+    run(main())
+
+
+def test_late_word_of_a_deletion_leaves_the_topic_that_was_made_since() -> None:
+    async def main() -> None:
+        disk = FaultyDisk(1)
+        old, new = ["1" * 32, "2" * 32], ["3" * 32]
+        async with broker(disk) as client:
+            await client.create("logs", 2, uids=old)
+            await client.ask(DeleteTopic("logs", old[1]), Done)
+            await client.create("logs", 1, uids=new)
+            await client.produce()
+            for late in old:
+                with pytest.raises(UnknownTopicError, match="topic logs was made again"):
+                    await client.ask(DeleteTopic("logs", late), Done)
+            with pytest.raises(TopicExistsError) as found:
+                await client.create("logs", 2, uids=old)
+            assert found.value.facts["uid"] == new[0], "who is told so can see that it is another one"
+            assert await client.fetch() == [make_payload(3)]
+        async with broker(disk) as client:
+            assert await client.fetch() == [make_payload(3)]
+            await client.ask(DeleteTopic("logs", new[0]), Done)
+            assert await client.topics() == {} and disk.list(PARTITIONS) == []
 
     run(main())
 

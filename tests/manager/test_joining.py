@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 
 from quiver.config import NetSettings
-from quiver.errors import ConnectionLostError, InvalidRequestError, UnavailableError
+from quiver.errors import ConnectionLostError, InvalidRequestError, NotLeaderError, UnavailableError
 from quiver.manager.joining import Joining
 from quiver.manager.registry import Registry
 from quiver.metadata.commands import RemoveBroker
@@ -210,6 +210,29 @@ def test_a_broker_that_holds_nothing_of_a_topic_learns_that_its_name_has_a_new_m
         await outsider.start()
         await cluster.join(outsider)
         assert outsider.voters["logs"] == [list(second.partitions[0].voters)]
+
+    play(tmp_path, test)
+
+
+def test_a_manager_that_leads_no_more_deletes_nothing_that_it_does_not_know(tmp_path: Path) -> None:
+    async def test(cluster: Cluster) -> None:
+        broker, quorum = cluster.brokers[0], cluster.registry._quorum
+        broker.topics["new"], broker.held["new"] = ["a"], {0: "a"}  # another manager has made it
+        real, leads = quorum.confirm, False
+
+        async def confirm() -> int:
+            if not leads:
+                raise NotLeaderError("manager 1 does not lead")
+            return await real()
+
+        quorum.confirm = confirm  # type: ignore[method-assign]
+        await broker.stop()
+        await broker.start()
+        await cluster.join(broker)
+        assert broker.held["new"] == {0: "a"} and 1 in cluster.registry.brokers.outdated
+        leads = True  # and knows of no such topic: it was deleted
+        await cluster.join(broker)
+        assert "new" not in broker.held
 
     play(tmp_path, test)
 

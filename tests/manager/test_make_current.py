@@ -11,41 +11,45 @@ from quiver.clock import SystemClock
 from quiver.errors import TopicExistsError
 from quiver.manager.brokers import Brokers
 from quiver.metadata.state import Partition, Topic
-from quiver.types import PartitionStatus
-from quiver.wire.messages import CreateTopic, DeleteTopic, Done, GetStatus, StatusReply
+from quiver.wire.messages import CreateTopic, DeleteTopic, Done
 
 TOPIC = Topic("t", 3, 0, (Partition(1, "t", 0, "uid", (1, 2, 3), (1 << 32 | 7, 2 << 32 | 7, 3 << 32 | 7)),))
 
 
 class Link:
-    """A broker that knows the topic."""
+    """A broker that knows a topic of that name; `uid` is its own."""
 
-    def __init__(self, partitions: list[PartitionStatus]) -> None:
-        self.partitions = partitions
-        self.asked: list[type[Struct]] = []
+    def __init__(self, uid: str) -> None:
+        self.uid = uid
+        self.asked: list[Struct] = []
 
     async def call(self, request: Struct, payload: Any = b"") -> tuple[Struct, tuple[()]]:
-        self.asked.append(type(request))
-        if isinstance(request, GetStatus):
-            return StatusReply(self.partitions), ()
-        if isinstance(request, CreateTopic) and DeleteTopic not in self.asked:
-            raise TopicExistsError("topic t already exists")
+        self.asked.append(request)
+        if isinstance(request, CreateTopic) and self.uid:
+            raise TopicExistsError("topic t already exists", uid=self.uid)
+        if isinstance(request, DeleteTopic):
+            assert request.uid == self.uid
+            self.uid = ""
         return Done(), ()
 
 
-def bring_up_to_date(link: Link) -> None:
+def attached(link: Link) -> Brokers:
     brokers = Brokers(SystemClock(), 5.0)
     brokers.attach(1, link)
-    asyncio.run(brokers.make_current(1, "t", {}, TOPIC))  # when it was asked what it has, it had nothing of it
+    return brokers
 
 
 def test_topic_made_since_the_broker_was_asked_is_not_deleted() -> None:
-    link = Link([PartitionStatus("t", 0, "online", 0, 5, 500, 1, "", "uid")])
-    bring_up_to_date(link)
-    assert DeleteTopic not in link.asked
+    link = Link("uid")
+    # When it was asked what it has, it had nothing of it.
+    assert asyncio.run(attached(link).make_current(1, "t", {}, TOPIC)) == ""
+    assert [type(request) for request in link.asked] == [CreateTopic]
 
 
-def test_name_of_which_the_broker_has_nothing_is_said_anew() -> None:
-    link = Link([])
-    bring_up_to_date(link)
-    assert link.asked[-2:] == [DeleteTopic, CreateTopic]
+def test_name_that_means_another_topic_there_is_told_and_replaced_by_its_uid_alone() -> None:
+    link = Link("old")
+    brokers = attached(link)
+    assert asyncio.run(brokers.make_current(1, "t", {}, TOPIC)) == "old"
+    assert DeleteTopic not in map(type, link.asked)
+    asyncio.run(brokers.replace(1, "old", TOPIC))
+    assert [type(request) for request in link.asked[-2:]] == [DeleteTopic, CreateTopic]

@@ -56,12 +56,12 @@ class PlayedBroker:
             raise self.errors.pop(0)
         if isinstance(request, CreateTopic):
             if request.name in self.topics:
-                raise TopicExistsError(f"topic {request.name} already exists")
+                raise TopicExistsError(f"topic {request.name} already exists", uid=self.topics[request.name][0])
             self.changes.append(f"create {request.name}")
             self.topics[request.name] = request.uids
         else:
             assert isinstance(request, DeleteTopic)
-            if request.name not in self.topics:
+            if request.uid not in self.topics.get(request.name, ()):
                 raise UnknownTopicError(f"topic {request.name} does not exist")
             self.changes.append(f"delete {request.name}")
             del self.topics[request.name]

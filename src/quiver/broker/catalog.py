@@ -65,7 +65,7 @@ class Catalog:
         """A topic with the given directories' names, or fresh ones; it does not exist before `add`."""
         name, voters = asked.name, asked.voters
         if name in self.topics:
-            raise TopicExistsError(f"topic {name} already exists")
+            raise TopicExistsError(f"topic {name} already exists", uid=self.topics[name].partitions[0])
         self._check_unused(name, asked.uids)
         if isinstance(asked, HostTopic):
             uids, epochs, revision = asked.uids, asked.epochs, asked.revision
@@ -83,7 +83,9 @@ class Catalog:
         """The topic as it is now asked for. Partitions may be added; what is older than what is known is left out."""
         count = len(topic.partitions)
         if bool(topic.voters) != bool(asked.voters) or asked.uids[:count] != topic.partitions:
-            raise InvalidRequestError(f"topic {topic.name} is another one here: its partitions have other names")
+            raise InvalidRequestError(
+                f"topic {topic.name} is another one here: its partitions have other names", uid=topic.partitions[0]
+            )
         added = asked.uids[count:]
         self._check_unused(topic.name, added)
         voters, epochs = [*topic.voters, *asked.voters[count:]], [*topic.epochs] or [0] * count
@@ -126,10 +128,12 @@ class Catalog:
         self._disk.sync_directory(self._partitions)
         self._save(topic.name, topic)
 
-    def remove(self, name: str) -> None:
-        """Its directories are left-overs from now on."""
+    def remove(self, name: str, uid: str = "") -> None:
+        """Its directories are left-overs from now on. `uid` says which topic of that name is meant."""
         if name not in self.topics:
             raise UnknownTopicError(f"topic {name} does not exist")
+        if uid and uid not in self.topics[name].partitions:
+            raise UnknownTopicError(f"topic {name} was made again: the one to delete is not here any more")
         self._save(name, None)
 
     def directory_of(self, uid: str) -> str:

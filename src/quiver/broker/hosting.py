@@ -221,8 +221,8 @@ class Hosting:
         """Makes what is here of a topic what a manager says it is to be."""
         await self._finish(self._change_topic(request))
 
-    async def delete(self, name: str) -> None:
-        await self._finish(self._drop_topic(name))
+    async def delete(self, name: str, uid: str) -> None:
+        await self._finish(self._drop_topic(name, uid))
 
     async def _make_topic(self, request: CreateTopic) -> None:
         async with self._lock:
@@ -289,11 +289,11 @@ class Hosting:
         task.add_done_callback(self._changes.discard)
         await asyncio.shield(task)
 
-    async def _drop_topic(self, name: str) -> None:
+    async def _drop_topic(self, name: str, uid: str) -> None:
         async with self._lock:
             topic = self.catalog.topics.get(name)
             try:
-                self.catalog.remove(name)
+                self.catalog.remove(name, uid)
             except OSError as error:
                 raise DiskFullError(f"the deletion of {name} cannot be stored: {error}") from error
             assert topic is not None

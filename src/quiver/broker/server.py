@@ -221,7 +221,7 @@ class Broker:
 
     async def _delete_topic(self, request: DeleteTopic, payload: memoryview, flow: Flow) -> Reply:
         check_topic_name(request.name)
-        await self._hosting.delete(request.name)
+        await self._hosting.delete(request.name, request.uid)
         return Done(), ()
 
     async def _host_topic(self, request: HostTopic, payload: memoryview, flow: Flow) -> Reply:

@@ -169,8 +169,10 @@ class Brokers:
         with contextlib.suppress(UnknownTopicError):
             await self._links[broker_id].call(DeleteTopic(topic.name, topic.partitions[0].uid))
 
-    async def make_current(self, broker_id: int, name: str, has: dict[int, str], topic: Topic | None) -> None:
-        """Makes what a broker has of a name, by partition, what it should have. `topic` None: it was deleted."""
+    async def make_current(self, broker_id: int, name: str, has: dict[int, str], topic: Topic | None) -> str:
+        """Makes what a broker has of a name, by partition, what it should have. `topic` None: it was deleted.
+
+        Returns the uid of another topic that has the name there, and of which `has` has nothing."""
         link = self._links[broker_id]
         uids = {} if topic is None else {partition.number: partition.uid for partition in topic.partitions}
         if any(uids.get(number) != uid for number, uid in has.items()):
@@ -180,21 +182,25 @@ class Brokers:
                 await link.call(DeleteTopic(name, next(iter(has.values()))))
             has = {}
         if topic is None or broker_id not in self.concerned(topic):
-            return
+            return ""
         holds = {partition.number for partition in topic.partitions if broker_id in partition.holders}
         as_made = not topic.revision and not any(partition.epoch for partition in topic.partitions)
         if holds and holds == has.keys() and as_made:
-            return
+            return ""
         try:
             await link.call(creation_of(topic))
-        except (TopicExistsError, InvalidRequestError):
-            # Asked now: `has` may be older than the topic, and what was made since must not be taken for nothing.
-            found, _ = await link.call(GetStatus(name))
-            assert isinstance(found, StatusReply)
-            if not found.partitions:
-                # It knows the name and has nothing of it: perhaps of an earlier topic. To say it anew loses nothing.
-                await link.call(DeleteTopic(name, uids[0]))
-                await link.call(creation_of(topic))
+        except (TopicExistsError, InvalidRequestError) as error:
+            there = str(error.facts.get("uid", ""))
+            return "" if there in uids.values() else there
+        return ""
+
+    async def replace(self, broker_id: int, uid: str, topic: Topic) -> None:
+        """The topic that has this uid was deleted; its name means another one now."""
+        logger.info("topic_replaced broker=%d topic=%s", broker_id, topic.name)
+        link = self._links[broker_id]
+        with contextlib.suppress(UnknownTopicError):
+            await link.call(DeleteTopic(topic.name, uid))
+        await link.call(creation_of(topic))
 
     def concerned(self, topic: Topic) -> list[int]:
         """Whom to tell of a topic: all. Without groups only who has it: each would make a group of its own."""

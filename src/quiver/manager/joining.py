@@ -133,15 +133,23 @@ class Joining:
 
     async def _bring_up_to_date(self, broker_id: int, newcomer: bool) -> None:
         """One topic at a time, so that others can be made meanwhile."""
-        registry, topics = self._registry, self._quorum.state.topics
+        registry, quorum = self._registry, self._quorum
         has: dict[str, dict[int, str]] = {}
         for status in await registry.brokers.status(broker_id):
             has.setdefault(status.topic, {})[status.partition] = status.uid
+        # Only after this it is known that what a broker has and the state has not was deleted: another manager may
+        # have made it, and uids are never given again.
+        await quorum.confirm()
+        topics = quorum.state.topics
         for name in [*has, *(name for name in topics if name not in has)]:
             async with registry.changing:
                 if newcomer and name in has and name not in topics:
                     await registry.adopt(broker_id, name, [uid for _, uid in sorted(has[name].items())])
-                await registry.brokers.make_current(broker_id, name, has.get(name, {}), topics.get(name))
+                other = await registry.brokers.make_current(broker_id, name, has.get(name, {}), topics.get(name))
+                if other:
+                    await quorum.confirm()
+                    if name in topics and other not in [partition.uid for partition in topics[name].partitions]:
+                        await registry.brokers.replace(broker_id, other, topics[name])
 
 
 def _same(known: Broker | None, said: Broker) -> bool:

@@ -110,7 +110,8 @@ class CreateTopic(Struct, array_like=True, frozen=True):
 
 
 class DeleteTopic(Struct, array_like=True, frozen=True):
-    """`uid`, of one of its partitions, is said by a manager to a broker: it means that broker alone."""
+    """`uid`, of one of its partitions, is said by a manager to a broker: it means that broker alone, and that topic
+    alone. Another one that has the name by now stays."""
 
     name: Name
     uid: Annotated[str, Meta(max_length=64)] = ""
