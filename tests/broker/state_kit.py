@@ -8,7 +8,7 @@ import msgspec
 
 from quiver.broker.partition_state import PartitionState, Stored, Trim
 from quiver.log.checkpoint import Checkpoint
-from quiver.wire.frame import Entry, FrameHeader, Kind, stamp
+from quiver.wire.frame import Entry, FrameHeader, Kind, sequence_step, stamp
 from quiver.wire.messages import Position
 
 
@@ -39,10 +39,12 @@ class Log:
             self.next_index, self.next_offset = self.tail[0][0].index, self.tail[0][0].base_offset
         self.tail.clear()
 
-    def produce(self, sequence: int, count: int = 3, *, producer: int = 7, epoch: int = 0) -> Stored | FrameHeader:
+    def produce(
+        self, sequence: int, count: int = 3, *, producer: int = 7, epoch: int = 0, flags: int = 0
+    ) -> Stored | FrameHeader:
         """As the owner does: judge, then append what is new."""
-        stored = self.state.judge(producer, epoch, sequence, count)
-        return stored or self.append(data(sequence, count, producer=producer, epoch=epoch))
+        stored = self.state.judge(producer, epoch, sequence, sequence_step(flags, count))
+        return stored or self.append(data(sequence, count, producer=producer, epoch=epoch, flags=flags))
 
 
 def data(sequence: int, count: int, *, producer: int, epoch: int = 0, flags: int = 0) -> Entry:

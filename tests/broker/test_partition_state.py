@@ -7,7 +7,7 @@ import pytest
 from quiver.broker import partition_state
 from quiver.broker.partition_state import OFFSET_UNKNOWN, PRODUCER_BATCHES_MAX, PartitionState, Stored
 from quiver.errors import OutOfOrderSequenceError, ProducerFencedError
-from quiver.wire.frame import FLAG_CLIENT, FLAG_UNSEQUENCED, Entry, FrameHeader, Kind
+from quiver.wire.frame import FLAG_BATCHES, FLAG_CLIENT, FLAG_UNSEQUENCED, Entry, FrameHeader, Kind
 from quiver.wire.messages import Position
 from tests.broker.state_kit import Log, data, positions, trim
 
@@ -141,6 +141,24 @@ def test_other_batch_under_remembered_numbers_is_refused() -> None:
             with pytest.raises(OutOfOrderSequenceError):
                 log.produce(sequence, count)
         log.commit(1)
+
+
+def test_batches_that_are_counted_are_known_by_their_place_whatever_is_in_them() -> None:
+    log = Log()
+    counts = [5, 1, 7] * 5  # more than are remembered
+    for place, count in enumerate(counts):
+        assert isinstance(log.produce(place, count, flags=FLAG_BATCHES), FrameHeader)
+        if place % 2:
+            log.commit()
+    again = Log(log.state.image()) if not log.tail else log
+    for place in range(len(counts)):
+        assert isinstance(again.produce(place, 100, flags=FLAG_BATCHES), Stored)
+    with pytest.raises(OutOfOrderSequenceError):
+        again.produce(len(counts) + 1, flags=FLAG_BATCHES)
+    assert isinstance(again.produce(len(counts), flags=FLAG_BATCHES), FrameHeader)
+    assert isinstance(again.produce(0, epoch=1, flags=FLAG_BATCHES), FrameHeader), "the next micro-batch"
+    with pytest.raises(ProducerFencedError):
+        again.produce(len(counts) + 1, flags=FLAG_BATCHES)
 
 
 def test_producer_silent_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,7 +298,7 @@ class Partition:
 
     def _admit_batch(self, entry: Entry, asker: Asker) -> None:
         sequenced = 0 if entry.flags & FLAG_UNSEQUENCED else entry.producer_id
-        stored = self.state.judge(sequenced, entry.producer_epoch, entry.sequence, entry.record_count)
+        stored = self.state.judge(sequenced, entry.producer_epoch, entry.sequence, entry.sequence_step)
         if stored is None:
             self._tail.wait_for_last([(asker, ProduceReply(self._propose(entry).base_offset))])
             return

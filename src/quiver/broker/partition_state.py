@@ -14,7 +14,7 @@ import msgspec
 from quiver.errors import OutOfOrderSequenceError, OverloadedError, ProducerFencedError
 from quiver.log.checkpoint import Checkpoint
 from quiver.wire.fields import REGISTERED
-from quiver.wire.frame import FLAG_CLIENT, FLAG_UNSEQUENCED, FrameHeader, Kind
+from quiver.wire.frame import FLAG_CLIENT, FLAG_UNSEQUENCED, FrameHeader, Kind, sequence_step
 from quiver.wire.messages import Position
 
 # Batches remembered for each producer, to answer a retry with its first offset. The SDK has fewer in flight.
@@ -42,12 +42,13 @@ class Stored(NamedTuple):
 class _Batch(msgspec.Struct, array_like=True, frozen=True):
     index: int
     sequence: int
-    record_count: int
+    step: int  # the next batch has the sequence that is so much higher
     base_offset: int
 
 
 def _batch_of(header: FrameHeader) -> _Batch:
-    return _Batch(header.index, header.sequence, header.record_count, header.base_offset)
+    step = sequence_step(header.flags, header.record_count)
+    return _Batch(header.index, header.sequence, step, header.base_offset)
 
 
 class _Producer(msgspec.Struct, array_like=True):
@@ -88,7 +89,7 @@ class PartitionState:
 
     # -- the tail ------------------------------------------------------------------------------------------------
 
-    def judge(self, producer_id: int, epoch: int, sequence: int, record_count: int) -> Stored | None:
+    def judge(self, producer_id: int, epoch: int, sequence: int, step: int) -> Stored | None:
         """None: this batch is the next of its producer. Raises for a gap or an old epoch."""
         if producer_id == 0:
             return None
@@ -102,11 +103,11 @@ class PartitionState:
             batches = list(producer.batches) if producer and producer.epoch == epoch else []
             batches.extend(batch for batch_epoch, batch in tail if batch_epoch == epoch)
             if batches:
-                expected = batches[-1].sequence + batches[-1].record_count
+                expected = batches[-1].sequence + batches[-1].step
                 for batch in batches:
                     if batch.sequence == sequence:
                         return Stored(batch.index, batch.base_offset)
-                if sequence + record_count <= batches[0].sequence:
+                if sequence + step <= batches[0].sequence:
                     # Sequences have no gaps: it was stored, longer ago than we remember. Not so within what we do
                     # remember: that is another batch under old numbers, perhaps of one that is not committed.
                     return Stored(0, OFFSET_UNKNOWN)

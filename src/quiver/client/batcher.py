@@ -7,13 +7,20 @@ is in flight (a single message waits for nobody), when it has lingered, or when 
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
 
 from quiver.client.delivery import Delivery, RecordFuture
+from quiver.errors import InvalidRequestError
 from quiver.types import Headers
+from quiver.wire.records import batch_from_lists
 
 # What a record costs beside its bytes: offsets, timestamp, Python's list slots. Used for batch size and back-pressure.
 RECORD_OVERHEAD_BYTES: Final = 32
+# Records of a list that are turned into Arrow at once, so that a list of a billion needs little memory beside it.
+_LIST_CHUNK: Final = 100_000
 
 
 class Batch:
@@ -130,3 +137,21 @@ class PartitionQueue:
     def linger_left_s(self, now_s: float) -> float | None:
         """How long until a filling batch has lingered; None when there is none."""
         return None if self._filling is None else max(0.0, self._filling.created_s + self._linger_s - now_s)
+
+
+def batches_of_list(records: Any, keys: Any, now_us: int) -> Iterator[pa.RecordBatch]:
+    """What `send_many` was given, in Arrow; bytes only."""
+    if isinstance(records, (str, bytes, bytearray)) or not isinstance(records, Sequence):
+        raise InvalidRequestError(f"send_many takes a list of bytes or an Arrow table, not {type(records).__name__}")
+    if keys is not None and not (isinstance(keys, Sequence) and len(keys) == len(records)):
+        raise InvalidRequestError(f"keys is a list of {len(records)} keys, one for each record")
+    for start in range(0, len(records), _LIST_CHUNK):
+        part = records[start : start + _LIST_CHUNK]
+        part_keys = None if keys is None else keys[start : start + _LIST_CHUNK]
+        if str in {*map(type, part), *map(type, part_keys or ())}:
+            # Arrow would encode it in silence; `send` refuses it.
+            raise InvalidRequestError("send_many takes bytes, not str; encode it first: value.encode()")
+        try:
+            yield batch_from_lists([now_us], part_keys, part, None)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
+            raise InvalidRequestError(f"send_many takes bytes: {error}") from error

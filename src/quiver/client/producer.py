@@ -12,13 +12,12 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from crc32c import crc32c
 
-from quiver.client.batcher import RECORD_OVERHEAD_BYTES, Batch, PartitionQueue
+from quiver.client.batcher import RECORD_OVERHEAD_BYTES, Batch, PartitionQueue, batches_of_list
 from quiver.client.cluster import Cluster
 from quiver.client.delivery import Delivery, RecordFuture
 from quiver.client.partitioner import Partitioner
@@ -40,7 +39,6 @@ from quiver.topic_settings import message_bytes_of
 from quiver.types import Headers, TopicInfo
 from quiver.wire.records import (
     COMPRESSIONS,
-    batch_from_lists,
     batches_from_table,
     bytes_of,
     check_headers,
@@ -62,8 +60,6 @@ _SLICE_BYTES_MAX: Final = (BATCH_BYTES_MAX - _BATCH_ROOM_BYTES) * 4 // 5
 _ROOM_BYTES_MIN: Final = 2 * MIB
 # What a header costs beside its bytes.
 _HEADER_OVERHEAD_BYTES: Final = 16
-# Records of a list that are turned into Arrow at once, so that a generator of a billion needs little memory.
-_LIST_CHUNK: Final = 100_000
 # Batches of one partition that `send_many` prepares ahead of the sender, and how many are left when it goes on: what is
 # sent soon after it was made is still in the processor's cache, and the sender needs the interpreter too.
 _AHEAD_MAX: Final = 4
@@ -93,6 +89,7 @@ class ProducerEngine:
         compression: str | None = None,
         idempotent: bool = True,
         producer_id: int | None = None,
+        producer_epoch: int | None = None,
         delivery_timeout: float = 120.0,
         request_timeout: float = 30.0,
         block_timeout: float = 60.0,
@@ -115,8 +112,9 @@ class ProducerEngine:
         self._delivery_timeout_s = delivery_timeout
         self.block_timeout_s = block_timeout
         # Random, not given by a server: a producer can begin without asking, and 63 bits do not meet twice.
-        # Given only by who sends the same records again on purpose, like a Spark task: they are stored once.
+        # Given, with an epoch, by who sends the same batches again on purpose, like a Spark task: each is stored once.
         self._producer_id = 0 if not idempotent else producer_id or secrets.randbits(62) + 1
+        self._producer_epoch = producer_epoch
         self._clock = SystemClock()
         self._partitioner = Partitioner()
         self._lock = threading.Lock()
@@ -259,7 +257,7 @@ class ProducerEngine:
             batches = batches_from_table(records, now_us)
             timestamps = None if "timestamp" in records.schema.names else timestamps
         else:
-            batches = list(_batches_of_list(records, keys, now_us))
+            batches = list(batches_of_list(records, keys, now_us))
         planned: list[Planned] = []
         limit = self._limit_of(topic)
         for batch in batches:
@@ -286,6 +284,7 @@ class ProducerEngine:
             queue,
             loop=self._loop,
             producer_id=self._producer_id,
+            epoch=self._producer_epoch,
             compression=self._compression,
             in_flight_max=IN_FLIGHT_MAX,
             delivery_timeout_s=self._delivery_timeout_s,
@@ -376,23 +375,6 @@ def _headers_bytes(headers: Headers) -> int:
         return sum(len(name.encode()) + len(value) + _HEADER_OVERHEAD_BYTES for name, value in headers)
     except UnicodeEncodeError as error:
         raise InvalidRequestError(f"a header name is not valid text: {error}") from error
-
-
-def _batches_of_list(records: Any, keys: Any, now_us: int) -> Any:
-    if isinstance(records, (str, bytes, bytearray)) or not isinstance(records, Sequence):
-        raise InvalidRequestError(f"send_many takes a list of bytes or an Arrow table, not {type(records).__name__}")
-    if keys is not None and not (isinstance(keys, Sequence) and len(keys) == len(records)):
-        raise InvalidRequestError(f"keys is a list of {len(records)} keys, one for each record")
-    for start in range(0, len(records), _LIST_CHUNK):
-        part = records[start : start + _LIST_CHUNK]
-        part_keys = None if keys is None else keys[start : start + _LIST_CHUNK]
-        if str in {*map(type, part), *map(type, part_keys or ())}:
-            # Arrow would encode it in silence; `send` refuses it.
-            raise InvalidRequestError("send_many takes bytes, not str; encode it first: value.encode()")
-        try:
-            yield batch_from_lists([now_us], part_keys, part, None)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError) as error:
-            raise InvalidRequestError(f"send_many takes bytes: {error}") from error
 
 
 def _too_large(size: int, limit: int) -> MessageTooLargeError:

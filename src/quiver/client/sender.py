@@ -5,6 +5,8 @@ Rules:
 - After any failure the window is settled as a whole: what was acknowledged is done, the rest is sent again in order.
 - Sequences are only ever given anew together with a new epoch. A batch of the old epoch that is still on its way
   somewhere is then refused by the broker, so it cannot slip in behind its own retry.
+- Where the epoch is given, it is never changed: sequences count batches, and when one is refused or given up, all that
+  follow are. Who gave the epoch sends the same batches again under the same numbers.
 - A batch that was sent and is given up may be stored or not. All that were sent after it are given up with it: sending
   them in a new epoch could store them twice.
 """
@@ -33,6 +35,7 @@ from quiver.errors import (
 )
 from quiver.net.connection import Connection, reply_of
 from quiver.wire.batch_check import SCHEMA_ID_V1
+from quiver.wire.frame import FLAG_BATCHES, sequence_step
 from quiver.wire.messages import Produce, ProduceReply
 from quiver.wire.packet import Packet
 from quiver.wire.records import batch_from_lists, encode_batch, encode_single
@@ -74,6 +77,7 @@ class PartitionSender:
         *,
         loop: asyncio.AbstractEventLoop,
         producer_id: int,
+        epoch: int | None,
         compression: str | None,
         in_flight_max: int,
         delivery_timeout_s: float,
@@ -91,7 +95,9 @@ class PartitionSender:
         self._take = take
         self._settled = settled
         self._window: deque[InFlight] = deque()
-        self._epoch = 0
+        self._is_given = epoch is not None
+        self._flags = FLAG_BATCHES if self._is_given else 0
+        self._epoch = epoch or 0
         self._sequence = 0
         self._loop = loop
         self._wake = asyncio.Event()
@@ -203,7 +209,7 @@ class PartitionSender:
     def _transmit(self, batch: Batch, connection: Connection) -> None:
         if batch.sequence is None:
             batch.sequence, batch.epoch = self._sequence, self._epoch
-            self._sequence += batch.record_count
+            self._sequence += sequence_step(self._flags, batch.record_count)
         assert batch.payload is not None
         request = Produce(
             self._topic,
@@ -216,6 +222,7 @@ class PartitionSender:
             self._producer_id,
             batch.epoch,
             batch.sequence,
+            self._flags,
         )
         reply = connection.submit(request, (batch.payload,), self.wake)
         self._window.append(InFlight(batch, reply, self._deadline_s(batch), connection))
@@ -287,10 +294,10 @@ class PartitionSender:
         self.queue.put_back(again)
         if refused is not None:
             # The broker answered that it did not store it, so nothing that followed in this epoch is stored either.
-            self._new_epoch()
+            self._new_epoch(refused)
         elif isinstance(error, OutOfOrderSequenceError) and again and again[0].sequence != 0:
             # The broker has forgotten this producer: it expects an earlier sequence than any we still have.
-            self._new_epoch()
+            self._new_epoch(error)
         elif self._is_final(error) and not again:
             self._refuse_all(error)
         self._expire()
@@ -306,7 +313,7 @@ class PartitionSender:
         return isinstance(error, RequestError) and not isinstance(error, OutOfOrderSequenceError)
 
     def _refuse_all(self, error: QuiverError) -> None:
-        """The topic or partition itself is gone: everything that waits for it fails."""
+        """Everything that waits fails, as when the topic or partition itself is gone."""
         while (batch := self._take(self, 0)) is not None:
             self._give_up(batch, error)
 
@@ -326,10 +333,13 @@ class PartitionSender:
                 f"not delivered to {self._topic}-{self._partition} within {self._delivery_timeout_s:g} s; it {stored}"
             )
             self._give_up(batch, expired)
-        if sent_before:
-            self._new_epoch()
+        if sent_before and expired is not None:
+            self._new_epoch(expired)
 
-    def _new_epoch(self) -> None:
+    def _new_epoch(self, error: QuiverError) -> None:
+        if self._is_given:
+            self._refuse_all(error)
+            return
         self._epoch += 1
         self._sequence = 0
         for batch in self.queue.sent():

@@ -49,6 +49,15 @@ class Kind(enum.IntEnum):
 FLAG_CLIENT: Final = 1
 # The producer id is a label only: this batch has no sequence.
 FLAG_UNSEQUENCED: Final = 2
+# The sequence counts batches, not records: a retry is known by its place alone, whatever is in it.
+FLAG_BATCHES: Final = 4
+
+
+def sequence_step(flags: int, record_count: int) -> int:
+    """How far a batch moves the sequence of its producer."""
+    return 1 if flags & FLAG_BATCHES else record_count
+
+
 _KINDS: Final = frozenset(int(kind) for kind in Kind)
 
 
@@ -66,6 +75,10 @@ class Entry(NamedTuple):
     producer_id: int = 0
     sequence: int = 0
     flags: int = 0
+
+    @property
+    def sequence_step(self) -> int:
+        return sequence_step(self.flags, self.record_count)
 
     @classmethod
     def control(cls, kind: Kind, payload: bytes) -> Entry:
