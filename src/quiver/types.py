@@ -71,6 +71,7 @@ class TopicInfo(msgspec.Struct, frozen=True):
     partitions: tuple[PartitionInfo, ...]
     settings: dict[str, bool | int | str] = {}
     replication_factor: int = 0  # how many replicas are wanted; 0: not known
+    uid: str = ""  # tells it from a topic that had its name before
 
 
 class NodeInfo(msgspec.Struct, frozen=True):

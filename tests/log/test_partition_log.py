@@ -8,7 +8,7 @@ import pytest
 from quiver.log.disk import SystemDisk
 from quiver.log.partition_log import PartitionLog
 from quiver.testing.faulty_disk import FaultyDisk
-from quiver.wire.frame import Kind, encode_frame, stamp, walk_frames
+from quiver.wire.frame import Kind, encode_frame, frame_length, stamp, walk_frames
 from tests.log.log_kit import (
     DIRECTORY,
     SETTINGS,
@@ -193,6 +193,31 @@ def test_time_finds_the_first_batch_that_reaches_it() -> None:
             assert (found and found.index) == (expected and expected.index)
         assert opened.find_timestamp(900, 9) is None
         assert opened.find_timestamp(900, 10) is not None
+
+
+def test_bytes_are_counted_from_an_offset_on_within_a_step_of_the_index() -> None:
+    disk = FaultyDisk(0)
+    log = open_log(disk)
+    sizes = {0: 0}  # stored bytes before each batch
+    at = 0
+    for number in range(60):
+        for entry in (data(number, 40 + number * 5 % 170, records=3), control(number)):
+            frame = append(log, entry)
+            at += frame_length(len(entry.payload))
+            sizes[frame.base_offset + frame.record_count] = at
+    log.flush()
+    step = SETTINGS.index_interval_bytes + frame_length(210) + frame_length(20)
+    for opened in (log, open_log(disk)):
+        assert opened.segment_count > 3
+        assert opened.offset_after(log.next_offset, 100) == (log.next_offset, 0)
+        for offset in range(0, log.next_offset, 3):
+            for bytes_max in (1, 100, 999, 3000, 5 * 10**6):
+                end, size_bytes = opened.offset_after(offset, bytes_max)
+                assert offset < end <= log.next_offset
+                assert size_bytes <= max(bytes_max, step)
+                assert abs(sizes[end] - sizes[offset] - size_bytes) <= step
+                if end < log.next_offset:
+                    assert size_bytes + step > bytes_max, "it stops no earlier than it must"
 
 
 def test_time_is_found_among_stored_entries_only(log: PartitionLog) -> None:

@@ -195,7 +195,7 @@ WRONG: list[tuple[type[Struct], list[Any], str]] = [
     (CreateTopic, ["logs", 1, 1, ["../" + "a" * 29]], "uids"),
     (CreateTopic, ["logs", 1, 1, ["A" * 32]], "uids"),
     (CreateTopic, ["logs", 1, 1, ["a" * 32 + "\n"]], "uids"),
-    (Produce, [*PRODUCE, 4], "flags"),
+    (Produce, [*PRODUCE, 8], "flags"),
     (DeleteTopic, [None], "name"),
     (GetMetadata, ["logs"], "topics"),
     (GetMetadata, [[1]], "topics"),

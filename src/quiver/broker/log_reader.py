@@ -49,6 +49,9 @@ class LogReader:
     async def find_timestamp(self, timestamp: int, index_end: int) -> FrameHeader | None:
         return await self._in_thread(lambda: partial(self._log.find_timestamp, timestamp, index_end))
 
+    async def offset_after(self, offset: int, bytes_max: int) -> tuple[int, int]:
+        return await self._in_thread(lambda: partial(self._log.offset_after, offset, bytes_max))
+
     async def find_batch(self, producer_id: int, epoch: int, sequence: int) -> int:
         """The first offset of a stored batch that is no longer remembered; -1 when it is gone."""
         return await self._in_thread(lambda: partial(self._find_batch, producer_id, epoch, sequence))

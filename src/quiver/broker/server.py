@@ -44,6 +44,7 @@ from quiver.wire.batch_check import check_batch
 from quiver.wire.frame import FLAG_CLIENT, Entry, Kind
 from quiver.wire.messages import (
     KIND_OF,
+    OFFSET_AFTER,
     OFFSET_EARLIEST,
     OFFSET_LATEST,
     PROTOCOL_VERSION,
@@ -194,7 +195,7 @@ class Broker:
             groups = [tuple(map(broker_of, voters)) for voters in topic.voters]
             if groups and all(groups):
                 infos = tuple(PartitionInfo(number, group[0], group) for number, group in enumerate(groups))
-                found.append(TopicInfo(topic.name, infos, topic.settings))
+                found.append(TopicInfo(topic.name, infos, topic.settings, 0, topic.partitions[0]))
         return found
 
     async def _get_metadata(self, request: GetMetadata, payload: memoryview, flow: Flow) -> Reply:
@@ -207,7 +208,8 @@ class Broker:
     def _topic_info(self, name: str) -> TopicInfo:
         me = self._settings.node_id
         infos = tuple(PartitionInfo(number, me, (me,)) for number in self._hosting.partitions[name])
-        return TopicInfo(name, infos, self._hosting.catalog.topics[name].settings, 1)
+        topic = self._hosting.catalog.topics[name]
+        return TopicInfo(name, infos, topic.settings, 1, topic.partitions[0])
 
     async def _create_topic(self, request: CreateTopic, payload: memoryview, flow: Flow) -> Reply:
         check_topic_name(request.name)
@@ -337,6 +339,10 @@ class Broker:
             return ListOffsetReply(partition.start_offset), ()
         if request.timestamp == OFFSET_LATEST:
             return ListOffsetReply(partition.high_watermark), ()
+        if request.timestamp == OFFSET_AFTER:
+            partition.check_offset(request.offset)
+            end, size_bytes = await partition.reader.offset_after(request.offset, request.bytes_max)
+            return ListOffsetReply(min(end, partition.high_watermark), size_bytes), ()
         return ListOffsetReply(await partition.offset_at(request.timestamp)), ()
 
     async def _get_status(self, request: GetStatus, payload: memoryview, flow: Flow) -> Reply:

@@ -35,6 +35,7 @@ from quiver.types import (
 )
 from quiver.wire.admin_messages import AddPartitions, AlterTopic, GetMoves, MovesReply, Rebalance, RemoveBroker
 from quiver.wire.messages import (
+    OFFSET_AFTER,
     OFFSET_EARLIEST,
     OFFSET_LATEST,
     CreateTopic,
@@ -135,6 +136,12 @@ class AsyncAdmin:
         self._cluster.forget_topic(name)
         return await self._cluster.retrying(lambda: self._cluster.topic(name))
 
+    async def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, TopicInfo]:
+        """Those of `names` that exist, or all, by name; asked at once."""
+        wanted = None if names is None else [check_topic_name(name) for name in names]
+        reply = await self._cluster.retrying(lambda: self._cluster.metadata(wanted))
+        return {topic.name: topic for topic in reply.topics}
+
     async def offsets(self, name: str) -> dict[int, tuple[int, int]]:
         """(earliest, latest) offset by partition; latest is the next one to be given."""
         topic = await self.describe_topic(name)
@@ -151,6 +158,12 @@ class AsyncAdmin:
     async def offset_at(self, name: str, partition: int, timestamp: int) -> int:
         """The offset of the first record at or after `timestamp` (microseconds); the end when there is none."""
         return await offset_at(self._cluster, name, partition, timestamp)
+
+    async def offset_after(self, name: str, partition: int, offset: int, bytes_max: int) -> tuple[int, int]:
+        """Where about `bytes_max` stored bytes from `offset` on end, and how many bytes these are."""
+        request = ListOffset(name, partition, OFFSET_AFTER, offset, bytes_max)
+        found = await self._cluster.ask(name, partition, request, ListOffsetReply)
+        return found.offset, found.size_bytes
 
     async def partition_status(self, topic: str | None = None) -> list[PartitionStatus]:
         """One status for each partition: its leader's, or without a leader that of the replica that is furthest."""

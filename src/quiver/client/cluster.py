@@ -325,6 +325,16 @@ class Cluster:
             raise ConnectionLostError(f"the leader of {topic}-{partition} at {address} does not answer")
         return await self.connection(address)
 
+    async def replica(self, topic: str, partition: int, turn: int) -> Connection:
+        """A connection to one of the brokers that hold a partition: another one each turn."""
+        partitions = (await self.topic(topic)).partitions
+        check_partition(topic, len(partitions), partition)
+        holders = partitions[partition].replicas
+        address = self._addresses.get(holders[turn % len(holders)]) if holders else None
+        if address is None or self._is_avoided(address):
+            raise ConnectionLostError(f"a broker that holds {topic}-{partition} does not answer")
+        return await self.connection(address)
+
     # -- calls ---------------------------------------------------------------------------------------------------
 
     async def call(self, connection: Connection, request: Struct, reply_type: type[R]) -> R:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from quiver.client.cluster import Cluster, backoff_s
 from quiver.errors import CorruptLogError, OffsetOutOfRangeError, QuiverError, RequestTimeoutError
+from quiver.net.connection import Connection
 from quiver.wire.frame import FrameError, FrameHeader, walk_frames
 from quiver.wire.messages import Fetch, FetchReply
 
@@ -30,6 +31,21 @@ class Chunk(NamedTuple):
     header: FrameHeader
     payload: memoryview
     skip: int
+
+
+async def fetch_frames(
+    cluster: Cluster, connection: Connection, request: Fetch
+) -> list[tuple[FrameHeader, memoryview]]:
+    """What one broker answers: (header, payload) of each batch that reaches beyond the wanted offset, checked."""
+    try:
+        _, payload = await connection.call(request, FetchReply, timeout_s=request.wait_ms / 1000 + _REPLY_SLACK_S)
+    except RequestTimeoutError:
+        cluster.drop(connection)
+        raise
+    try:
+        return [(header, data) for _, header, data in walk_frames(payload) if header.next_offset > request.offset]
+    except FrameError as error:
+        raise CorruptLogError(f"damaged frame from {connection.address}: {error}") from error
 
 
 class Fetcher:
@@ -102,21 +118,11 @@ class Fetcher:
     async def _fetch(self) -> list[Chunk]:
         connection = await self._cluster.leader(self.topic, self.partition)
         request = Fetch(self.topic, self.partition, self._offset, self._bytes_max, 1, FETCH_WAIT_MS)
-        timeout_s = FETCH_WAIT_MS / 1000 + _REPLY_SLACK_S
-        try:
-            _, payload = await connection.call(request, FetchReply, timeout_s=timeout_s)
-        except RequestTimeoutError:
-            self._cluster.drop(connection)
-            raise
         chunks = []
-        try:
-            for _, header, data in walk_frames(payload):
-                if header.next_offset > self._offset:
-                    skip = max(0, self._offset - header.base_offset)
-                    chunks.append(Chunk(self, header, data, skip))
-                    self._offset = header.next_offset
-        except FrameError as error:
-            raise CorruptLogError(f"damaged frame from {connection.address}: {error}") from error
+        for header, data in await fetch_frames(self._cluster, connection, request):
+            skip = max(0, self._offset - header.base_offset)
+            chunks.append(Chunk(self, header, data, skip))
+            self._offset = header.next_offset
         return chunks
 
     def _reset(self, error: OffsetOutOfRangeError) -> bool:

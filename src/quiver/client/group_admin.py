@@ -8,7 +8,7 @@ meanwhile the claim of that member wins, and nothing is moved under it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -22,7 +22,7 @@ from quiver.errors import (
     OffsetOutOfRangeError,
     UnknownGroupError,
 )
-from quiver.types import GroupInfo, GroupPosition, GroupReset, NodeInfo, check_topic_name
+from quiver.types import GroupInfo, GroupPosition, GroupReset, NodeInfo, TopicInfo, check_topic_name
 from quiver.wire.fields import CONSUMER_NAME_MAX, REGISTERED
 from quiver.wire.group_messages import (
     DeleteGroup,
@@ -152,16 +152,29 @@ class GroupAdmin:
 
         return await self._cluster.retrying(once)
 
+    async def positions(
+        self, name: str, topic: TopicInfo, owners: Mapping[tuple[str, int], str] | None = None
+    ) -> list[GroupPosition]:
+        """Where a name is in each partition of a topic, and from where to where that reaches: one question for each."""
+
+        async def ask(number: int) -> GroupPosition:
+            request = GetPosition(topic.name, number, name)
+            reply = await self._cluster.ask(topic.name, number, request, PositionReply)
+            owner = (owners or {}).get((topic.name, number), "")
+            return GroupPosition(topic.name, number, reply.offset, reply.start_offset, reply.high_watermark, owner)
+
+        return await asyncio.gather(*map(ask, range(len(topic.partitions))))
+
+    async def commit(self, name: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Moves positions forward for a reader that is no member of the group. Never back: that is a reset."""
+        _check_name(name)
+        moves = {pair: Position(name, offset) for pair, offset in offsets.items()}
+        await self._commit(name, moves, "its position was not moved")
+
     async def _positions(self, name: str, topic: str, owners: dict[tuple[str, int], str]) -> list[GroupPosition]:
         self._cluster.forget_topic(topic)
         info = await self._cluster.retrying(lambda: self._cluster.topic(topic))
-
-        async def ask(number: int) -> GroupPosition:
-            reply = await self._cluster.ask(topic, number, GetPosition(topic, number, name), PositionReply)
-            bounds = (reply.start_offset, reply.high_watermark)
-            return GroupPosition(topic, number, reply.offset, *bounds, owners.get((topic, number), ""))
-
-        return await asyncio.gather(*map(ask, range(len(info.partitions))))
+        return await self.positions(name, info, owners)
 
 
 def _check_name(name: object) -> None:

@@ -155,6 +155,11 @@ class Admin(_Closing):
         info: TopicInfo = self._call(self._admin.describe_topic(name))
         return info
 
+    def describe_topics(self, names: Sequence[str] | None = None) -> dict[str, TopicInfo]:
+        """Those of `names` that exist, or all, by name; asked at once."""
+        found: dict[str, TopicInfo] = self._call(self._admin.describe_topics(names))
+        return found
+
     def offsets(self, name: str) -> dict[int, tuple[int, int]]:
         """(earliest, latest) offset by partition; latest is the next one to be given."""
         found: dict[int, tuple[int, int]] = self._call(self._admin.offsets(name))

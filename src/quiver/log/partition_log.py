@@ -18,6 +18,7 @@ from quiver.log.checkpoint import Checkpoint, LogStart
 from quiver.log.disk import Buffer, Disk
 from quiver.log.flush import CheckpointJob, FlushJob, LogEnd, SegmentWrite, SpaceError
 from quiver.log.index import SparseIndex
+from quiver.log.lookup import find_timestamp, offset_after
 from quiver.log.recovery import STATE_FILE, install_files, recover
 from quiver.log.retention import Cut, expired, read_by_all
 from quiver.log.segment import Segment, Span, index_path, read_chunk, scan_frames, segment_path
@@ -250,20 +251,14 @@ class PartitionLog:
 
     def find_timestamp(self, timestamp: int, index_end: int) -> FrameHeader | None:
         """The header of the first stored frame below `index_end` with a record at or after that time; blocking."""
-        for segment in list(self._segments):
-            index = segment.load_index(self._disk, self.settings.index_interval_bytes)
-            if index.timestamp_max < timestamp:
-                continue
-            start = index.position_of_timestamp(timestamp)
-            file = self._disk.open(segment.path) if segment.synced_bytes else None
-            if file is None:
-                return None
-            for _, header, _ in scan_frames(file, segment.path, start, segment.synced_bytes):
-                if header.index >= index_end:
-                    return None
-                if header.record_count and header.timestamp_max >= timestamp:
-                    return header
-        return None
+        return find_timestamp(
+            self._disk, list(self._segments), self.settings.index_interval_bytes, timestamp, index_end
+        )
+
+    def offset_after(self, offset: int, bytes_max: int) -> tuple[int, int]:
+        """Where about `bytes_max` stored bytes from `offset` on end, and how many these are; blocking."""
+        segments = [segment for segment in list(self._segments) if segment.next_offset > offset]
+        return offset_after(self._disk, segments, self.settings.index_interval_bytes, offset, bytes_max)
 
     # -- shorten -------------------------------------------------------------------------------------------------
 

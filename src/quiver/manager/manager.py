@@ -380,6 +380,7 @@ class Manager:
                 tuple(PartitionInfo(p.number, leader_of(p), p.replicas) for p in topic.partitions),
                 topic.settings,
                 topic.replication_factor,
+                topic.partitions[0].uid,
             )
             for name in names
             if (topic := state.topics.get(name)) is not None

@@ -60,6 +60,7 @@ NODE_CLIENT: Final = "node:"  # how the name of a client begins that is itself a
 
 OFFSET_EARLIEST: Final = -2
 OFFSET_LATEST: Final = -1
+OFFSET_AFTER: Final = -3
 
 
 class Hello(Struct, array_like=True, frozen=True):
@@ -137,8 +138,8 @@ class HostTopic(Struct, array_like=True, frozen=True):
 class Produce(Struct, array_like=True, frozen=True):
     """One Arrow batch for one partition; the batch is the payload.
 
-    `sequence` counts the records this producer sent to this partition in this epoch before this batch. Producer id 0
-    asks for no deduplication.
+    `sequence` counts the records this producer sent to this partition in this epoch before this batch, or the batches
+    where a flag says so. Producer id 0 asks for no deduplication.
     """
 
     topic: Name
@@ -151,7 +152,7 @@ class Produce(Struct, array_like=True, frozen=True):
     producer_id: UInt64 = 0
     producer_epoch: UInt32 = 0
     sequence: UInt64 = 0
-    flags: Annotated[int, Meta(ge=0, le=3)] = 0
+    flags: Annotated[int, Meta(ge=0, le=7)] = 0
 
 
 class ProduceReply(Struct, array_like=True, frozen=True):
@@ -180,17 +181,22 @@ class FetchReply(Struct, array_like=True, frozen=True):
 
 
 class ListOffset(Struct, array_like=True, frozen=True):
-    """`timestamp` in microseconds, or OFFSET_EARLIEST or OFFSET_LATEST."""
+    """`timestamp` in microseconds, or OFFSET_EARLIEST or OFFSET_LATEST. OFFSET_AFTER asks where about `bytes_max`
+    stored bytes from `offset` on end."""
 
     topic: Name
     partition: UInt32
     timestamp: Timestamp
+    offset: UInt64 = 0
+    bytes_max: UInt64 = 0
 
 
 class ListOffsetReply(Struct, array_like=True, frozen=True):
-    """For a timestamp: the first offset of the batch that holds the first record at or after it, else the end."""
+    """For a timestamp: the first offset of the batch that holds the first record at or after it, else the end. For
+    OFFSET_AFTER also how many bytes lie before it."""
 
     offset: int
+    size_bytes: int = 0
 
 
 class Position(Struct, array_like=True, frozen=True):
