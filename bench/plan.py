@@ -28,6 +28,8 @@ class Sizes:
     http_quiver: int = 19_200  # requests, shared by 64 connections
     http_reference: int = 2560
     spark_records: int = 10_000_000
+    spark_writes: int = 5_000_000
+    spark_triggers: int = 20
     replicated_batches: tuple[tuple[int, int], ...] = ((16 * KIB, 2000), (128 * KIB, 1000))
     small_batches: int = 30_000
     failover_rounds: int = 50
@@ -53,6 +55,8 @@ QUICK = Sizes(
     http_quiver=3200,
     http_reference=640,
     spark_records=200_000,
+    spark_writes=200_000,
+    spark_triggers=5,
     replicated_batches=((128 * KIB, 200),),
     small_batches=5000,
     failover_rounds=3,

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 QUIVER, FLOOR, REDIS, REFERENCE, NOTHING = "Quiver", "floor", "Redis", "reference", "nothing"
+ROWS, SDK = "rows", "send_many"
 
 # Rows that targets refer to.
 BATCHES_128_KIB = "128 KiB batches"
@@ -34,6 +35,8 @@ XREAD_BY_HAND = "XREAD, 100 B, by hand"
 CLASSIC_PRODUCE = "classic produce, 100 B"
 CLASSIC_CONSUME = "classic consume, 100 B"
 SPARK_SCAN = "Spark scan, 100 B"
+SPARK_WRITE = "Spark write, 100 B"
+SPARK_TRIGGER = "Spark trigger, 100 partitions"
 IDLE_NODE = "idle node, 100 partitions"
 GROWTH_POLL = "growth while poll reads"
 GROWTH_POLL_ARROW = "growth while poll_arrow reads"
@@ -71,7 +74,7 @@ COLUMNS = {
 }
 
 
-_UNITS = {"rss_mb": "MB", "seconds": "s", "percent": "%", "p99_ms": "ms", "batches_per_s": "/s"}
+_UNITS = {"rss_mb": "MB", "seconds": "s", "percent": "%", "p50_ms": "ms", "p99_ms": "ms", "batches_per_s": "/s"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,7 +113,10 @@ TARGETS = (
     Target(
         "classic consume, of the reference's", CLASSIC_CONSUME, "requests_per_s", 20, True, (REFERENCE, CLASSIC_CONSUME)
     ),
-    Target("Spark scan, of a source out of nothing", SPARK_SCAN, "rows_per_s", 0.5, True, (NOTHING, SPARK_SCAN)),
+    Target("Spark scan, of a source out of nothing", SPARK_SCAN, "rows_per_s", 0.7, True, (NOTHING, SPARK_SCAN)),
+    Target("Spark scan, of the same source with rows", SPARK_SCAN, "rows_per_s", 5, True, (ROWS, SPARK_SCAN)),
+    Target("Spark write, of send_many, 3 replicas", SPARK_WRITE, "rows_per_s", 0.4, True, (SDK, SPARK_WRITE)),
+    Target("Spark trigger beside its execution, p50", SPARK_TRIGGER, "p50_ms", 150, False),
     Target("idle node with 100 partitions", IDLE_NODE, "rss_mb", 120, False),
     Target("node's growth while poll_arrow reads", GROWTH_POLL_ARROW, "rss_mb", 64, False),
     Target("node's growth while poll reads", GROWTH_POLL, "rss_mb", 64, False),

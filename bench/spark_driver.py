@@ -1,4 +1,4 @@
-"""The process that holds the SparkSession: a JSON line with a scan to run comes in, one with its figures goes out.
+"""The process that holds the SparkSession: a JSON line with a job to run comes in, one with its figures goes out.
 
 A process of its own, as Spark starts a JVM and Python workers, changes signal handlers, and writes what it likes to
 standard output. It ends, and its JVM with it, on SIGTERM and when its standard input closes.
@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from spark_nothing import NothingSource
+from spark_rows import RowsSource
 
 import quiver.spark
 
@@ -54,12 +56,14 @@ def start_spark(directory: Path) -> SparkSession:
     spark = builder.getOrCreate()
     quiver.spark.register(spark)
     spark.dataSource.register(NothingSource)
+    spark.dataSource.register(RowsSource)
     return spark
 
 
 def answer(spark: SparkSession, line: str) -> dict[str, Any]:
+    job = json.loads(line)
     try:
-        return scan(spark, **json.loads(line))
+        return JOBS[job.pop("job")](spark, **job)
     except Exception as error:
         return {"error": str(error)[:ERROR_CHARS_MAX]}
 
@@ -68,8 +72,34 @@ def scan(spark: SparkSession, source: str, options: dict[str, Any]) -> dict[str,
     """A cheap action that needs every row: Python sources hand over all columns in any case."""
     began_s = time.perf_counter()
     frame = spark.read.format(source).options(**options).load()
-    rows, value_bytes = frame.agg(F.count("*"), F.sum(F.length("value"))).first()
-    return {"seconds": time.perf_counter() - began_s, "rows": rows, "value_bytes": value_bytes}
+    rows, value_bytes, last = frame.agg(F.count("*"), F.sum(F.length("value")), F.max("offset")).first()
+    return {"seconds": time.perf_counter() - began_s, "rows": rows, "value_bytes": value_bytes, "last": last}
+
+
+def write(spark: SparkSession, rows: int, value_bytes: int, options: dict[str, Any]) -> dict[str, Any]:
+    """Rows that Spark makes by itself, to a topic."""
+    value = F.lpad(F.col("id").cast("string"), value_bytes, "0")
+    began_s = time.perf_counter()
+    frame = spark.range(0, rows, numPartitions=CORES).select(value.alias("value"))
+    frame.write.format("quiver").mode("append").options(**options).save()
+    return {"seconds": time.perf_counter() - began_s}
+
+
+def trigger(spark: SparkSession, options: dict[str, Any]) -> dict[str, Any]:
+    """The micro-batches of a query over what there is: what each took outside addBatch, where Spark executes it."""
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as checkpoint:
+        stream = spark.readStream.format("quiver").options(**options).load()
+        writer = stream.writeStream.format("noop").option("checkpointLocation", checkpoint)
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        found = [progress["durationMs"] for progress in query.recentProgress if progress["numInputRows"]]
+    # The first one loads classes and starts Python processes.
+    steps = [{name: ms for name, ms in durations.items() if name != "addBatch"} for durations in found[1:]]
+    outside = [durations["triggerExecution"] - durations["addBatch"] for durations in found[1:]]
+    return {"seconds": [ms / 1000 for ms in outside], "steps_ms": steps}
+
+
+JOBS = {"scan": scan, "write": write, "trigger": trigger}
 
 
 def end_jvm(jvm: subprocess.Popen) -> None:

@@ -13,7 +13,7 @@ from measure import make_values
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from quiver.spark.source import ARROW_SCHEMA, SPARK_SCHEMA
+from quiver.spark.options import ARROW_SCHEMA, SPARK_TYPES
 from quiver.wire.records import batch_from_lists
 
 
@@ -23,7 +23,7 @@ class NothingSource(DataSource):
         return "nothing"
 
     def schema(self) -> str:
-        return SPARK_SCHEMA
+        return ", ".join(f"{name} {kind}" for name, kind in SPARK_TYPES.items())
 
     def reader(self, schema: StructType) -> NothingReader:
         return NothingReader(self.options)

@@ -7,7 +7,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.datasource import InputPartition
 from spark_nothing import NothingReader
 
-from quiver.spark.source import ARROW_SCHEMA
+from quiver.spark.options import ARROW_SCHEMA
 
 
 def test_a_source_out_of_nothing_hands_over_the_rows_it_was_asked_for():

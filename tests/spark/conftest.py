@@ -13,7 +13,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from tests.spark.kit import Lake
+from tests.spark.kit import Lake, settings
 from tests.system.kit import Node
 
 STOP_TIMEOUT_S = 60.0
@@ -43,21 +43,9 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             print(f"\n{message}", file=sys.stderr, flush=True)
         pytest.skip(message)
     directory = tmp_path_factory.mktemp("spark")
-    builder = (
-        SparkSession.builder.appName("quiver-tests")
-        .master("local[2]")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        # A minute of small queries is over before the second compiler has earned its time.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.local.dir", str(directory / "local"))
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "Asia/Kathmandu")  # 5:45 ahead: what depends on it shows
-        .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-    )
+    builder = SparkSession.builder.appName("quiver-tests").master("local[2]")
+    for name, value in settings(directory).items():
+        builder = builder.config(name, value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         with _stderr_to(directory / "spark.log"):

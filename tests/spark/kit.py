@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +19,24 @@ QUERY_TIMEOUT_S = 120
 STARTS_MAX = 5
 
 _numbers = itertools.count(1)
+
+
+def settings(directory: Path) -> dict[str, str]:
+    """Of a Spark for small queries."""
+    return {
+        "spark.driver.bindAddress": "127.0.0.1",
+        # A minute of small queries is over before the second compiler has earned its time.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "Asia/Kathmandu",  # 5:45 ahead: what depends on it shows
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
 
 
 class Lake:
@@ -58,8 +77,8 @@ class Lake:
         reader = self.spark.readStream.format("quiver")
         return reader.options(servers=self.servers, topic=topic, **options).load()
 
-    def write(self, frame: DataFrame, topic: str, mode: str = "append") -> None:
-        frame.write.format("quiver").mode(mode).options(servers=self.servers, topic=topic).save()
+    def write(self, frame: DataFrame, topic: str, mode: str = "append", **options: Any) -> None:
+        frame.write.format("quiver").mode(mode).options(servers=self.servers, topic=topic, **options).save()
 
     def write_stream(self, frame: DataFrame, topic: str, checkpoint: Any) -> DataStreamWriter:
         writer = frame.writeStream.format("quiver").options(servers=self.servers, topic=topic)

@@ -118,8 +118,29 @@ def test_rows_per_task_cuts_ranges_into_tasks(lake: Lake) -> None:
     )
 
 
+def test_filters_are_pushed_down_where_spark_allows_it(lake: Lake) -> None:
+    topic = lake.new_topic(3)
+    for partition in range(3):
+        lake.fill(topic, numbered(100, f"p{partition}"), partition)
+    pushing: SparkSession = lake.spark.newSession()
+    pushing.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    where = "partition in (1, 2) and offset >= 20 and offset < 22 and timestamp > '2020-01-01' and value like 'p1%'"
+    for spark, tasks in ((pushing, 2), (lake.spark, 3)):
+        frame = Lake(spark, lake.servers).read(topic).where(where)
+        assert values_in(frame) == numbered(100, "p1")[20:22]
+        assert frame.rdd.getNumPartitions() == tasks
+    chosen = {"partitions": "1-2", "fromOffset": 20, "untilOffset": 22, "fromTime": "2020-01-01T00:00:00Z"}
+    frame = lake.read(topic, columns="value,partition", **chosen)
+    assert frame.columns == ["value", "partition"]
+    assert (
+        sorted(bytes(row.value) for row in frame.collect()) == numbered(100, "p1")[20:22] + numbered(100, "p2")[20:22]
+    )
+    assert frame.rdd.getNumPartitions() == 2
+
+
 def test_wrong_options_for_reading_are_told(lake: Lake) -> None:
-    """All of them are in test_source.py; here is how one looks to Spark's user."""
+    """All of them are in test_source.py; here is how some look to Spark's user."""
+    fails("no option rowspertask_ for a source; did you mean rowsPerTask?", lambda: lake.read("a", rowsPerTask_=3))
     fails("option rowsPerTask is a whole number of 1 or more, not '0'", lambda: lake.read("a", rowsPerTask=0).collect())
     fails("topic not-there does not exist", lambda: lake.read("not-there").collect())
 
@@ -189,6 +210,19 @@ def test_strings_are_stored_as_utf8_and_keys_choose_partitions(lake: Lake) -> No
     for record in records:
         assert record.key is not None
         assert record.partition == partition_of_key(record.key, 3)
+
+
+def test_rows_choose_among_sixty_four_partitions_and_most_stay_empty(lake: Lake) -> None:
+    topic = lake.new_topic(64)
+    rows = [(7 * number % 64, None if number % 3 else f"k{number}", number, f"t{number}") for number in range(5)]
+    frame = lake.frame([*rows, (None, None, 99, None)], "partition int, key string, n int, t string")
+    frame = frame.select("partition", "key", F.struct("n", "t").alias("value")).coalesce(1)
+    for _ in range(2):  # under a name it is stored once
+        lake.write(frame, topic, valueFormat="json", sink="once", sinkBatch=3)
+    found = {record.value: record.partition for record in read_all(lake.servers, topic)}
+    assert len(found) == 6 == lake.read(topic, columns="offset").count()
+    assert found.pop(b'{"n":99,"t":null}') in range(64)
+    assert found == {b'{"n":%d,"t":"t%d"}' % (n, n): partition for partition, _, n, _ in rows}
 
 
 def test_many_rows_of_several_tasks_are_each_stored_once_in_their_tasks_order(lake: Lake) -> None:

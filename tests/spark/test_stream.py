@@ -33,11 +33,13 @@ def test_available_now_takes_all_there_is_in_steps_of_the_limit(lake: Lake, tmp_
     source, sink = lake.new_topic(2), lake.new_topic(2)
     lake.fill(source, numbered(500, "p0"), 0)
     lake.fill(source, numbered(100, "p1"), 1)
-    stream = lake.read_stream(source, startingOffsets="earliest", maxRowsPerTrigger=250)
+    stream = lake.read_stream(source, startingOffsets="earliest", maxRowsPerTrigger=250, group=f"of {source}")
     columns = stream.select("value", F.concat("value", F.lit("-key")).alias("key"), "timestamp", "headers")
     query = finish(lake.write_stream(columns, sink, tmp_path / "checkpoint"))
     assert rows_by_batch(query) == [250, 250, 100]
     assert sorted(filter(None, lake.stored(sink))) == numbered(500, "p0") + numbered(100, "p1")
+    with Admin(lake.servers) as admin:
+        assert [one.lag for one in admin.describe_group(f"of {source}")[1]] == [0, 0]  # the last batch is committed too
 
 
 def test_query_goes_on_from_its_checkpoint_without_loss_or_repetition(lake: Lake, tmp_path: Path) -> None:
@@ -151,6 +153,6 @@ def test_topic_that_was_made_again_stops_the_query(lake: Lake, tmp_path: Path) -
     with Admin(lake.servers) as admin:
         admin.delete_topic(source)
         admin.create_topic(source)
-    lake.fill(source, numbered(5))
-    with pytest.raises(StreamingQueryException, match="Was the topic deleted and made again"):
+    lake.fill(source, numbered(50))  # more than before: only its uid tells that it is another one
+    with pytest.raises(StreamingQueryException, match="was deleted and made again since it was last read"):
         finish(copy)

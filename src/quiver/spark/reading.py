@@ -1,0 +1,83 @@
+"""Reads a range of one partition in an executor and gives it to Spark as Arrow batches.
+
+Rule: a task holds a range and plain options. It finds the brokers by itself, may read from any replica, and goes on
+with another when one dies; it ends with all rows of its range or with an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from quiver.client.range_reader import RangeReader
+from quiver.errors import InvalidRequestError, OffsetOutOfRangeError
+from quiver.spark.offsets import OffsetRange
+from quiver.spark.options import ARROW_SCHEMA, ReadOptions
+from quiver.spark.row_filter import RowFilter
+
+logger = logging.getLogger("quiver.spark")
+
+_PATIENCE_S: Final = 120.0  # without a record, before a task gives up
+
+
+def read_range(
+    options: ReadOptions, columns: tuple[str, ...], rows: RowFilter, wanted: OffsetRange | None
+) -> Iterator[pa.RecordBatch]:
+    """All rows of a range that the filter lets through, in order."""
+    if wanted is None:  # what Spark makes of a plan without any partition
+        return
+    schema = pa.schema([ARROW_SCHEMA.field(name) for name in columns])
+    position = wanted.start
+    while position < wanted.end:
+        try:
+            for first, batch in _reader(options, wanted, position):
+                made = _with_place(wanted, first, batch, schema, rows)
+                position = first + batch.num_rows
+                if made.num_rows:
+                    yield made
+        except OffsetOutOfRangeError as error:
+            position = _after_loss(options, wanted, position, error)
+
+
+def _reader(options: ReadOptions, wanted: OffsetRange, position: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    # Tasks of one partition begin with different replicas, and so do tasks of different partitions.
+    turn = wanted.partition + wanted.start // max(1, wanted.end - wanted.start)
+    where = (wanted.topic, wanted.partition, position, wanted.end)
+    with RangeReader(options.servers, *where, uid=wanted.uid, turn=turn, patience=_PATIENCE_S) as reader:
+        yield from reader
+
+
+def _after_loss(options: ReadOptions, wanted: OffsetRange, position: int, error: OffsetOutOfRangeError) -> int:
+    earliest = error.facts.get("earliest")
+    if not isinstance(earliest, int) or earliest <= position:
+        raise error
+    lost = min(earliest, wanted.end) - position
+    what = f"{lost} records of {wanted.topic}-{wanted.partition} from offset {position} on"
+    if options.fail_on_data_loss:
+        raise InvalidRequestError(
+            f"{what} were removed by retention before they were read; with failOnDataLoss=false they are left out"
+        ) from error
+    logger.warning("records_left_out topic=%s partition=%d count=%d", wanted.topic, wanted.partition, lost)
+    return min(earliest, wanted.end)
+
+
+def _with_place(
+    wanted: OffsetRange, first: int, batch: pa.RecordBatch, schema: pa.Schema, rows: RowFilter
+) -> pa.RecordBatch:
+    count = batch.num_rows
+    arrays = []
+    for field in schema:
+        if field.name == "topic":
+            arrays.append(pa.repeat(pa.scalar(wanted.topic, pa.string()), count))
+        elif field.name == "partition":
+            arrays.append(pa.repeat(pa.scalar(wanted.partition, pa.int32()), count))
+        elif field.name == "offset":
+            arrays.append(pa.arange(first, first + count))
+        else:
+            arrays.append(batch.column(field.name))
+    made = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    mask = rows.mask(batch.column("timestamp"))
+    return made if mask is None else made.filter(mask)
