@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import SparkSession
 
 from quiver.errors import InvalidRequestError
+from quiver.spark.jobs.formats import absolute
 
 
 class Folder:
@@ -20,15 +21,14 @@ class Folder:
         if jvm is None:
             raise InvalidRequestError("this job keeps files beside its data: it needs a driver, not Spark Connect")
         self._hadoop = jvm.org.apache.hadoop.fs
-        self._io = jvm.org.apache.hadoop.io.IOUtils
         configuration = spark._jsc.hadoopConfiguration()
-        given = self._hadoop.Path(path)
+        given = self._hadoop.Path(absolute(path))  # the JVM may have been started in another directory
         self._fs = given.getFileSystem(configuration)
         self._context = self._hadoop.FileContext.getFileContext(self._fs.getUri(), configuration)
         self.path: str = self._fs.makeQualified(given).toString()
-        self._replace = self._hadoop.Options.Rename.OVERWRITE
-        self._array = spark.sparkContext._gateway.new_array  # type: ignore[union-attr]
-        self._rename_kind = self._hadoop.Options.Rename
+        kind = self._hadoop.Options.Rename
+        self._replacing = spark.sparkContext._gateway.new_array(kind, 1)  # type: ignore[union-attr]
+        self._replacing[0] = kind.OVERWRITE
 
     def _at(self, name: str) -> Any:
         return self._hadoop.Path(f"{self.path}/{name}" if name else self.path)
@@ -53,21 +53,21 @@ class Folder:
         self.move(f"{name}.tmp", name)
 
     def files(self, name: str = "") -> list[str]:
-        """All files below, by their names from here; those that readers leave out are left out, or begin with _ or ."""
+        """All files below, by their names from here, but those that begin with _ or . and are nobody's data."""
         if not self._fs.exists(self._at(name)):
             return []
         found, listing = [], self._fs.listFiles(self._at(name), True)
         while listing.hasNext():
-            found.append(listing.next().getPath().toString().removeprefix(f"{self.path}/"))
+            file = listing.next().getPath()
+            if not file.getName().startswith((".", "_")):
+                found.append(file.toString().removeprefix(f"{self.path}/"))
         return sorted(found)
 
     def move(self, source: str, target: str) -> None:
         """Takes the place of what is there. Done again after a crash, it finds the source gone and the target there."""
         here = self._at(target)
         self._fs.mkdirs(here.getParent())
-        kinds = self._array(self._rename_kind, 1)
-        kinds[0] = self._replace
-        self._context.rename(self._at(source), here, kinds)
+        self._context.rename(self._at(source), here, self._replacing)
         if (local := self.local(target)) is not None:
             _sync(os.path.dirname(local))
 

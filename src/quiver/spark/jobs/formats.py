@@ -63,7 +63,7 @@ def spark_path(paths: Sequence[str], *, is_folder: bool = False) -> str:
     """
     if not paths:
         raise InvalidRequestError("name at least one file or folder")
-    made = [_absolute(path) for path in paths]
+    made = [_pattern(path) for path in paths]
     if is_folder and len(made) == 1:
         return made[0]
     roots = {_root(path) for path in made}
@@ -78,10 +78,13 @@ def is_folder(path: str) -> bool:
     return os.path.isdir(path) or not (os.path.isfile(path) or Path(path).suffix in _BY_SUFFIX)
 
 
-def _absolute(path: str) -> str:
-    if os.path.exists(path):
-        return _SPECIAL.sub(r"\\\1", os.path.abspath(path))
+def absolute(path: str) -> str:
+    """From the root, or with the file system it names."""
     return path if _SCHEME.match(path) else os.path.abspath(path)
+
+
+def _pattern(path: str) -> str:
+    return _SPECIAL.sub(r"\\\1", os.path.abspath(path)) if os.path.exists(path) else absolute(path)
 
 
 def _root(path: str) -> str:
