@@ -33,6 +33,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("nginx-config",),
     ("spark",),
     ("spark", "ingest"),
+    ("spark", "archive"),
     ("spark", "verify"),
 ]
 WITH_TOPIC = [("topic", "create"), ("topic", "describe"), ("topic", "delete"), ("produce",), ("consume",)]

@@ -50,8 +50,11 @@ def test_files_are_ingested_and_verified(quiver_spark: Any, lake: Lake, tmp_path
     right = quiver_spark("verify", topic, "--produced", "in.log")
     assert right.exit_code == 0, right.output
     assert "All is right: offsets dense, no offset twice, produced = seen." in right.stdout
+    kept = quiver_spark("archive", topic, "kept")
+    assert kept.exit_code == 0, kept.output
+    assert "Archived" in kept.stdout and str(tmp_path / "kept") in kept.stdout
     (tmp_path / "c1.jsonl").write_text(json.dumps({"partition": 0, "offset": 7, "value": "line 8"}) + "\n")
-    wrong = quiver_spark("verify", topic, "--stored", "--consumed", "c1=c1.jsonl")
+    wrong = quiver_spark("verify", topic, "--archive", "kept", "--consumed", "c1=c1.jsonl")
     assert wrong.exit_code == 1
     assert "all: 1 not the same for all" in wrong.stdout and "offset 7: line 7, and line 8" in wrong.stdout
 
@@ -60,6 +63,7 @@ def test_files_are_ingested_and_verified(quiver_spark: Any, lake: Lake, tmp_path
     ("arguments", "message"),
     [
         (("ingest", "t.x", "missing.log"), "error: topic t.x does not exist"),
+        (("archive", "t.x", "there"), "error: topic t.x does not exist"),
         (("verify", "t", "--consumed", "c1"), "error: --consumed is NAME=VALUE, not 'c1'"),
         (("verify", "t", "--consumed", "c=none.jsonl"), "error: Path does not exist: "),
         (("verify", "t", "--consumed", "c=none.jsonl", "--format", "xml"), "error: the format 'xml' is not known"),

@@ -1,4 +1,4 @@
-"""`quiver spark ingest|verify`: bulk jobs on Spark, with a bar of its tasks and a table at the end.
+"""`quiver spark ingest|archive|verify`: bulk jobs on Spark, with a bar of its tasks and a table at the end.
 
 Rule: the work is in `quiver.spark`; here are words, bars and exit codes.
 """
@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
         name="spark",
         epilog=examples(
             "quiver spark ingest logs /var/log/app/*.log",
+            "quiver spark archive logs /archive",
             "quiver spark verify logs --produced sent.jsonl --consumed c1=c1.jsonl --consumed c2=c2.jsonl",
         ),
     )
@@ -84,3 +85,55 @@ def ingest(
     table("Ingested", ("topic", "messages", "seconds", "messages/s", "state"), [row])
     if not done.rows:
         say("nothing new: this job has sent these files before; remove its state to send them again")
+
+
+@_commands.command(
+    epilog=examples(
+        "quiver spark archive logs /archive",
+        "quiver spark archive logs s3a://bucket/archive --continuous --every '5 minutes' --trim",
+    )
+)
+def archive(
+    topic: Topic,
+    path: Annotated[str, typer.Argument(metavar="DIR", show_default=False, help="Folder of the archive.")],
+    continuous: Annotated[
+        bool, typer.Option("--continuous", help="Go on with what comes, until Ctrl-C. Else: what is there now.")
+    ] = False,
+    every: Annotated[str, typer.Option(metavar="TIME", help="With --continuous: how often.")] = "1 minute",
+    trim: Annotated[
+        bool, typer.Option("--trim", help="Let the topic forget what is archived and read by all its other consumers.")
+    ] = False,
+    rows_per_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Messages in a batch, at most.")] = 5_000_000,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    as_json: AsJson = False,
+    servers: Servers = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Add what a topic has, and the archive has not, to Parquet files by topic, partition and day.
+
+    Each message is in exactly one file, also when the job is killed; the same command goes on where it was.
+    """
+    check_topic_name(topic)
+    found = find_cluster(servers, data_dir)
+    with session("archive", master, conf) as spark, SparkTasks() as bar:
+        from quiver.spark import archive as run
+
+        done = run(
+            spark,
+            topic,
+            path,
+            servers=found,
+            continuous=continuous,
+            every=every,
+            trim=trim,
+            rows_per_batch=rows_per_batch,
+            on_progress=bar.show,
+        )
+    if as_json:
+        print_json({"topic": topic, "rows": done.rows, "files": done.files, "ends": done.ends, "path": done.path})
+        return
+    row = (topic, done.rows, done.files, done.batches, f"{done.seconds:.1f}", done.path)
+    table("Archived", ("topic", "messages", "files", "batches", "seconds", "archive"), [row])
+    if not done.rows:
+        say("nothing new: the archive has all that the topic has")

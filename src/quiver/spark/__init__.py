@@ -12,10 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quiver.spark.jobs.archive import archive
     from quiver.spark.jobs.ingest import ingest
     from quiver.spark.jobs.verify import verify
 
-_JOBS = ("ingest", "verify")
+_JOBS = ("archive", "ingest", "verify")
 
 
 def register(spark: Any) -> None:
@@ -32,4 +33,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["ingest", "register", "verify"]
+__all__ = ["archive", "ingest", "register", "verify"]

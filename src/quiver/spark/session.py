@@ -34,8 +34,9 @@ def open_session(
         builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.driver.host", "127.0.0.1")
     for key, value in (conf or {}).items():
         builder = builder.config(key, value)
-    # It would write a wrong column or path to standard error as a page of JSON; who asked gets the error itself.
+    # They would write what goes wrong to standard error, pages of it; who asked gets the error itself.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     with _stderr_to(log):
         try:
             spark = builder.getOrCreate()

@@ -9,6 +9,7 @@ import os
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from quiver.errors import InvalidRequestError
@@ -23,7 +24,10 @@ class Folder:
         self._hadoop = jvm.org.apache.hadoop.fs
         configuration = spark._jsc.hadoopConfiguration()
         given = self._hadoop.Path(absolute(path))  # the JVM may have been started in another directory
-        self._fs = given.getFileSystem(configuration)
+        try:
+            self._fs = given.getFileSystem(configuration)
+        except Py4JJavaError as error:
+            raise InvalidRequestError(f"{path} cannot be used: {error.java_exception.getMessage()}") from error
         self._context = self._hadoop.FileContext.getFileContext(self._fs.getUri(), configuration)
         self.path: str = self._fs.makeQualified(given).toString()
         kind = self._hadoop.Options.Rename

@@ -28,6 +28,8 @@ _POLL_S: Final = 0.1
 _REPORT_S: Final = 0.25
 _STARTS_MAX: Final = 5
 _OURS: Final = re.compile(r"quiver\.errors\.(\w+): (.*)")
+_RAISED: Final = re.compile(r"Traceback .*\n(?: .*\n)+(\S.*)", re.MULTILINE)  # the line that ends a trace of Python
+_JAVA: Final = re.compile(r"^: [\w.$]+: (.*)", re.MULTILINE)  # after a call that Java refused
 _MISTAKES: Final = (AnalysisException, IllegalArgumentException, ParseException)
 
 
@@ -44,11 +46,13 @@ OnProgress = Callable[[JobProgress], None]
 
 
 def in_one_sentence(error: Exception) -> QuiverError:
-    """Our own error if a task or the driver raised one; else the first line of what Spark says."""
+    """Our own error if a task or the driver raised one; else what Python raised there, or the first line of Spark's."""
     said = str(error)
     if ours := _OURS.findall(said):
         code, message = ours[-1]
         return error_from_wire(code, message, {})
+    if raised := _RAISED.search(said) or _JAVA.search(said):
+        return QuiverError(f"Spark failed: {raised[1]}")
     line = next((line for line in said.splitlines() if line.strip()), type(error).__name__)
     line = re.sub(r"^\[[\w.]+\] | SQLSTATE: \w+.*$", "", line.strip())
     if isinstance(error, _MISTAKES):

@@ -20,6 +20,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from quiver.errors import InvalidRequestError
+from quiver.spark.jobs.archived import read_archive
 from quiver.spark.jobs.formats import Format
 from quiver.spark.jobs.running import OnProgress, plain_errors, watched
 from quiver.spark.jobs.sides import Side, normal, read_log
@@ -87,7 +88,7 @@ def verify(
     with plain_errors(), watched(spark, on_progress):
         sides = [_side(spark, name, log, topic, id, format) for name, log in (consumed or {}).items()]
         if archive is not None:
-            rows = spark.read.schema("partition int, offset bigint, value binary").parquet(f"{archive}/topic={topic}")
+            rows = read_archive(spark, archive, topic)
             sides.append(Side(ARCHIVE, normal(rows, topic, id), False))
         if servers is not None:
             rows = spark.read.format("quiver").options(servers=servers, topic=topic).load()
