@@ -299,6 +299,26 @@ def test_newcomer_asks_where_the_group_is_by_now() -> None:
     run(main())
 
 
+def test_replica_that_was_left_behind_and_is_wanted_again_asks_to_be_taken_in() -> None:
+    """It was away while the group went on without it, and its own log says that it votes."""
+
+    async def main() -> None:
+        async with Moving(spare=1) as group:
+            await group.fill(3)
+            gone = await group.follower()
+            others = [number for number in (1, 2, 3) if number != gone]
+            await group.stop(gone)
+            await group.tell([*others, 4, gone])
+            await group.until_done([*others, 4])
+            await group.fill(3, first=3)
+            await group.start(gone)
+            await group.tell([*others, gone, 4])
+            await group.until_done([*others, gone])
+            await group.fill(1, first=6)
+
+    run(main())
+
+
 def test_order_is_forgotten_with_the_lead() -> None:
     async def main() -> None:
         async with Moving() as group:

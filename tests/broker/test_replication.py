@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 
 import pytest
 
 from quiver.config import LogSettings
-from quiver.errors import NotLeaderError
+from quiver.errors import LogFailedError, NotLeaderError
+from quiver.log.flusher import ALONE_S_MIN
 from quiver.replication.group import broker_of
+from quiver.replication.raft_replica import RaftReplica
 from quiver.testing.faulty_disk import FaultyDisk
 from quiver.wire.messages import OFFSET_LATEST, ListOffset, ListOffsetReply
 from tests.broker.group_kit import UID, Group, payload_of, segment_files
@@ -189,6 +193,34 @@ def test_frame_that_a_leader_finds_damaged_is_repaired_and_not_served() -> None:
             await group.fill(10, 100)
 
     run(main())
+
+
+def test_leader_whose_mark_cannot_be_written_stops_as_with_any_failed_disk(caplog: pytest.LogCaptureFixture) -> None:
+    """The mark of a flush on the loop is written when its entries are answered already."""
+
+    async def main() -> None:
+        async with Group() as group:
+            await group.fill(5)
+            await asyncio.sleep(2 * ALONE_S_MIN)
+            hurt = await group.leader()
+            raft = group.partition(hurt).raft
+            assert raft is not None
+            group.disks[hurt].fail("pwrite", errno.EIO, path="synced")
+            with contextlib.suppress(LogFailedError):  # it is not told whether that one is stored
+                await group.fill(1, 5)
+            await group.until(lambda: _is_failed(raft))
+            await group.stop(hurt)
+            await group.fill(5, 6)
+            found = await group.payloads(await group.leader())
+            assert (found[:5], found[-5:]) == (values(0, 5), values(6, 11))
+
+    run(main())
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [line.partition(" ")[0] for line in said] == ["append_failed"], said
+
+
+async def _is_failed(raft: RaftReplica) -> bool:
+    return raft.raft.failed
 
 
 def test_damage_that_no_frame_can_fill_makes_the_replica_begin_anew() -> None:

@@ -221,9 +221,12 @@ class RaftReplica:
 
     def _take_flush(self) -> DiskFullError | LogFailedError | None:
         finished = self._flusher.finished()
-        if finished is None:
+        if finished is None and (self._log.failure is None or self.raft.failed):
             return None
         try:
+            if finished is None:  # the mark of the last flush could not be written
+                assert self._log.failure is not None
+                raise self._log.failure
             self._log.finish_flush(*finished)
         except DiskFullError as error:
             self._rewind(error)
@@ -287,8 +290,8 @@ class RaftReplica:
             # A new group need not wait for a time-out, only until the others have been made too.
             self._ask_at_s = self._clock.monotonic_s() + _FIRST_ELECTION_S
             raft.campaign()
-        if raft.me not in raft.membership.voters:
-            self._ask_to_join()
+        if raft.me not in raft.membership.voters or (raft.term and not raft.leader_id):
+            self._ask_to_join()  # without a leader too: the group may have left it behind and want it again
         if self.leads and (step := self._admission.next_step(raft)) is not None:
             self._change(step)
 
