@@ -24,7 +24,7 @@ from quiver.errors import (
 from quiver.testing.history import History
 from quiver.types import RecordMetadata
 from quiver.wire.messages import Produce
-from quiver.wire.records import TABLE_SCHEMA
+from quiver.wire.rows import TABLE_SCHEMA
 from tests.client.kit import LocalBroker, fill, numbers, read_all, stored
 from tests.system.proxy import Proxy, Step
 

@@ -12,7 +12,7 @@ import pytest
 from quiver import Consumer, Producer, Record
 from quiver.config import MIB
 from quiver.errors import ClosedError, ConcurrentUseError
-from quiver.wire.records import TABLE_SCHEMA
+from quiver.wire.rows import TABLE_SCHEMA
 from tests.client.kit import LocalBroker, fill, numbers, poll_numbers, until
 from tests.system.proxy import Proxy
 

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from quiver.wire.records import batch_from_lists, encode_batch
+from quiver.wire.rows import Rows
 
 
 def make_batch(rows: int, *, nulls: bool = True, headers: bool = True, first: int = 0) -> pa.RecordBatch:
@@ -26,3 +27,8 @@ def make_payload(rows: int, compression: str | None = None, **options: Any) -> b
 def metadata_end(payload: bytes) -> int:
     """Where the flatbuffer metadata of an IPC message ends and the columns begin."""
     return 8 + int.from_bytes(payload[4:8], "little")
+
+
+def dense(base_offset: int, batch: pa.RecordBatch) -> Rows:
+    """The batch as it was produced, at that offset."""
+    return Rows(range(base_offset, base_offset + batch.num_rows), batch)

@@ -9,8 +9,9 @@ import pytest
 
 from quiver.errors import CorruptLogError, InvalidBatchError
 from quiver.wire.batch_check import SCHEMA_ID_V1, check_batch, plain_bytes
-from quiver.wire.records import COMPRESSIONS, SCHEMA, batch_from_lists, decode_batch, encode_batch, to_records
-from tests.wire.kit import make_batch, make_payload, metadata_end
+from quiver.wire.records import COMPRESSIONS, SCHEMA, batch_from_lists, decode_batch, encode_batch
+from quiver.wire.rows import to_records
+from tests.wire.kit import dense, make_batch, make_payload, metadata_end
 
 
 def check(payload: bytes | memoryview, count: int, schema_id: int = SCHEMA_ID_V1) -> None:
@@ -159,7 +160,7 @@ def test_mutant_is_refused_or_read_or_reported_as_corrupt_and_nothing_else(compr
             outcomes["refused"] += 1
             continue
         try:
-            records = to_records("logs", 0, 0, decode_batch(memoryview(mutant)))
+            records = to_records("logs", 0, dense(0, decode_batch(memoryview(mutant))))
         except CorruptLogError:
             outcomes["corrupt"] += 1
         else:

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from quiver.errors import CorruptLogError, InvalidRequestError
 from quiver.types import Record
 from quiver.wire.batch_check import SCHEMA_ID_V1, check_batch
-from quiver.wire.frame import Entry, Kind, stamp
 from quiver.wire.records import (
     COMPRESSIONS,
     SCHEMA,
-    TABLE_SCHEMA,
     batch_from_lists,
     batches_from_table,
     bytes_of,
@@ -27,17 +25,16 @@ from quiver.wire.records import (
     largest_record_bytes,
     split_batch,
     timestamp_range,
-    to_records,
-    to_table,
 )
-from tests.wire.kit import make_batch, make_payload
+from quiver.wire.rows import to_records
+from tests.wire.kit import dense, make_batch, make_payload
 
 NOW_US = 1_700_000_000_000_000
 
 
 def rows_of(batches: Sequence[pa.RecordBatch]) -> list[tuple[Any, ...]]:
     """(timestamp, key, value, headers) of all records."""
-    records = [record for batch in batches for record in to_records("t", 0, 0, batch)]
+    records = [record for batch in batches for record in to_records("t", 0, dense(0, batch))]
     return [(record.timestamp, record.key, record.value, record.headers) for record in records]
 
 
@@ -55,7 +52,7 @@ def test_records_survive_the_way_to_bytes_and_back(rows: list[Any], compression:
     batch = batch_from_lists(timestamps, keys, values, headers)
     payload = encode_batch(batch, compression)
     check_batch(payload, len(rows), SCHEMA_ID_V1)
-    found = to_records("logs", 3, 1000, decode_batch(payload))
+    found = to_records("logs", 3, dense(1000, decode_batch(payload)))
     assert found == [
         Record("logs", 3, 1000 + row, timestamp, key, value, tuple(pairs or ()))
         for row, (timestamp, key, value, pairs) in enumerate(rows)
@@ -77,7 +74,10 @@ def test_lone_record_of_every_length_is_encoded_as_a_batch_of_one() -> None:
 
 def test_lone_records_share_no_memory() -> None:
     first, second = encode_single(1, b"aa"), encode_single(2, b"bb")
-    assert [to_records("t", 0, 0, decode_batch(payload))[0].value for payload in (first, second)] == [b"aa", b"bb"]
+    assert [to_records("t", 0, dense(0, decode_batch(payload)))[0].value for payload in (first, second)] == [
+        b"aa",
+        b"bb",
+    ]
 
 
 def test_missing_keys_and_headers_and_one_timestamp_stand_for_all() -> None:
@@ -251,25 +251,6 @@ def test_header_names_that_are_no_text_are_reported_as_corrupt() -> None:
     payload = make_payload(2, nulls=False)
     with pytest.raises(CorruptLogError):
         decode_batch(memoryview(payload.replace(b"name", b"\xff\xfe\xfd\xfc")))
-
-
-@pytest.mark.parametrize("skip", [0, 1, 7, 9, 10])
-def test_table_begins_at_the_wanted_offset(skip: int) -> None:
-    batch = make_batch(10)
-    header = stamp(Entry(Kind.DATA, b"", 0, 10), 1, 1, 500)
-    table = to_table("logs", 3, header, batch, skip)
-    assert table.schema == TABLE_SCHEMA
-    assert table.num_rows == 10 - skip
-    table.validate(full=True)
-    found = [(row["topic"], row["partition"], row["offset"], row["value"]) for row in table.to_pylist()]
-    records = to_records("logs", 3, 500, batch)[skip:]
-    assert found == [(record.topic, record.partition, record.offset, record.value) for record in records]
-
-
-def test_records_of_a_slice_are_counted_from_its_first() -> None:
-    records = to_records("logs", 1, 42, make_batch(10).slice(4))
-    assert [record.offset for record in records] == list(range(42, 48))
-    assert records[0].value == make_batch(10).column("value")[4].as_py()
 
 
 # -- values of the caller --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from quiver.client.backlog import TopicPartition
 from quiver.client.consumer import ConsumerEngine, check_count
 from quiver.client.runner import Course, check_on_error, run_tasks
 from quiver.types import Record
-from quiver.wire.records import TABLE_SCHEMA
+from quiver.wire.rows import TABLE_SCHEMA
 
 Told = Callable[[list[TopicPartition]], object]  # may be a coroutine function
 

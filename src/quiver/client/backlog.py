@@ -15,19 +15,20 @@ import pyarrow as pa
 from quiver.client.fetcher import Chunk, Fetcher
 from quiver.errors import QuiverError
 from quiver.types import Record
-from quiver.wire.records import TABLE_SCHEMA, decode_batch, to_records, to_table
+from quiver.wire.rows import TABLE_SCHEMA, Rows, rows_of, to_records, to_table
 
 TopicPartition = tuple[str, int]
 
 
 class _Run:
-    """Records of one chunk, decoded; `at` is the next one to hand out."""
+    """Records of one chunk, decoded; `at` is the next one to hand out, `end` the offset behind the chunk."""
 
-    __slots__ = ("at", "fetcher", "records")
+    __slots__ = ("at", "end", "fetcher", "records")
 
-    def __init__(self, fetcher: Fetcher, records: list[Record]) -> None:
+    def __init__(self, fetcher: Fetcher, records: list[Record], end: int) -> None:
         self.fetcher = fetcher
         self.records = records
+        self.end = end
         self.at = 0
 
 
@@ -90,10 +91,11 @@ class Backlog:
     def walk(self) -> Iterator[Record]:
         """The records of one chunk, each counted as read when it is given; ends early when others take or seek."""
         run, positions = self._run, self.positions
-        while run is not None and run is self._run and run.at < len(run.records) and not self.interrupted:
+        count = 0 if run is None else len(run.records)
+        while run is not None and run is self._run and run.at < count and not self.interrupted:
             record = run.records[run.at]
             run.at += 1
-            positions[record.topic, record.partition] = record.offset + 1
+            positions[record.topic, record.partition] = record.offset + 1 if run.at < count else run.end
             yield record
 
     def take(self, count_max: int) -> list[Record]:
@@ -103,7 +105,8 @@ class Backlog:
         while len(taken) < count_max and (run := self._next_run()) is not None:
             part = run.records[run.at : run.at + count_max - len(taken)]
             run.at += len(part)
-            self.positions[part[-1].topic, part[-1].partition] = part[-1].offset + 1
+            position = part[-1].offset + 1 if run.at < len(run.records) else run.end
+            self.positions[part[-1].topic, part[-1].partition] = position
             taken = taken + part if taken else part
         if not taken:
             self._raise_failed()
@@ -116,13 +119,12 @@ class Backlog:
         if self._run is not None and self._run.at < len(self._run.records):
             rest = self._run.records[self._run.at :]
             batches.append(_records_to_batch(rest))
-            self.positions[rest[-1].topic, rest[-1].partition] = rest[-1].offset + 1
+            self.positions[rest[-1].topic, rest[-1].partition] = self._run.end
         self._run = None
-        while (found := self._next_batch()) is not None:
-            chunk, batch = found
-            topic, partition = chunk.fetcher.topic, chunk.fetcher.partition
-            batches.append(to_table(topic, partition, chunk.header, batch, chunk.skip))
-            self.positions[topic, partition] = chunk.header.next_offset
+        while (found := self._next_rows()) is not None:
+            fetcher, rows, end = found
+            batches.append(to_table(fetcher.topic, fetcher.partition, rows))
+            self.positions[fetcher.topic, fetcher.partition] = end
         if not batches:
             self._raise_failed()
             return None
@@ -132,24 +134,28 @@ class Backlog:
         if self._run is not None and self._run.at < len(self._run.records):
             return self._run
         self._run = None
-        if (found := self._next_batch()) is not None:
-            chunk, batch = found
-            fetcher, first = chunk.fetcher, chunk.header.base_offset + chunk.skip
-            rest = batch.slice(chunk.skip) if chunk.skip else batch
-            self._run = _Run(fetcher, to_records(fetcher.topic, fetcher.partition, first, rest))
+        if (found := self._next_rows()) is not None:
+            fetcher, rows, end = found
+            self._run = _Run(fetcher, to_records(fetcher.topic, fetcher.partition, rows), end)
         return self._run
 
-    def _next_batch(self) -> tuple[Chunk, pa.RecordBatch] | None:
-        """The next chunk that can be read. One that cannot ends its partition here: skipping it would lose records."""
+    def _next_rows(self) -> tuple[Fetcher, Rows, int] | None:
+        """What is wanted of the next chunk that can be read, and where it ends. One that cannot be read ends its
+        partition here: skipping it would lose records. One that compaction emptied is passed."""
         while self._chunks:
             chunk = self._chunks.popleft()
-            self._taken(chunk.fetcher, len(chunk.payload))
-            if chunk.fetcher in self._failed:
+            fetcher, end = chunk.fetcher, chunk.header.next_offset
+            self._taken(fetcher, len(chunk.payload))
+            if fetcher in self._failed:
                 continue
             try:
-                return chunk, decode_batch(chunk.payload)
+                rows = rows_of(chunk.header, chunk.payload).since(chunk.header.base_offset + chunk.skip)
             except QuiverError as error:
-                self._fail(chunk.fetcher, error)
+                self._fail(fetcher, error)
+                continue
+            if rows.offsets:
+                return fetcher, rows, end
+            self.positions[fetcher.topic, fetcher.partition] = end
         return None
 
     def _raise_untold(self) -> None:

@@ -45,7 +45,7 @@ from quiver.wire.messages import (
     ListOffset,
     ListOffsetReply,
 )
-from quiver.wire.records import decode_batch
+from quiver.wire.rows import rows_of
 
 STICKY: Final = "sticky"
 STARTS: Final = ("earliest", "latest", "committed")
@@ -378,8 +378,9 @@ async def offset_at(cluster: Cluster, topic: str, partition: int, timestamp: int
 
     for _, header, payload in walk_frames(await cluster.retrying(fetch)):
         if header.next_offset > found.offset and header.record_count:
-            stamps = decode_batch(payload).column("timestamp").view(pa.int64()).to_pylist()
-            for row, stamp in enumerate(stamps):
-                if stamp >= timestamp and header.base_offset + row >= found.offset:
-                    return header.base_offset + row
+            rows = rows_of(header, payload).since(found.offset)
+            stamps = rows.batch.column("timestamp").view(pa.int64()).to_pylist()
+            for offset, stamp in zip(rows.offsets, stamps, strict=True):
+                if stamp >= timestamp:
+                    return offset
     return found.offset

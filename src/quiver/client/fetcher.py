@@ -25,7 +25,7 @@ _REPLY_SLACK_S: Final = 10.0
 
 
 class Chunk(NamedTuple):
-    """A batch as it was stored; its first `skip` records are before the wanted offset."""
+    """A batch as it was stored; its first `skip` offsets are before the wanted one."""
 
     fetcher: Fetcher
     header: FrameHeader

@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+from bisect import bisect_left
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
-
-import pyarrow as pa
 
 from quiver.client.cluster import Cluster, backoff_s
 from quiver.client.fetcher import fetch_frames
@@ -24,7 +23,7 @@ from quiver.config import MIB
 from quiver.errors import OffsetOutOfRangeError, QuiverError, RequestTimeoutError, UnknownTopicError
 from quiver.wire.frame import FrameHeader
 from quiver.wire.messages import Fetch
-from quiver.wire.records import decode_batch
+from quiver.wire.rows import Rows, rows_of
 
 FETCH_BYTES_MAX: Final = 4 * MIB
 _FETCH_BYTES_MIN: Final = 64 * 1024
@@ -73,19 +72,17 @@ class RangeReader:
 
     # -- from the reader's thread --------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(offset of the first record, records) of each stored batch, without what lies outside the range."""
-        position = self._start
+    def __iter__(self) -> Iterator[Rows]:
+        """The records of each stored batch that has any, without what lies outside the range."""
         while (answer := self._answers.get()) is not None:
             if isinstance(answer, QuiverError):
                 raise answer
             for header, payload in answer:
-                batch = decode_batch(payload)
-                first, last = position - header.base_offset, min(header.next_offset, self._end) - header.base_offset
-                if (first, last) != (0, batch.num_rows):
-                    batch = batch.slice(first, last - first)
-                yield position, batch
-                position = header.base_offset + last
+                rows = rows_of(header, payload).since(self._start)
+                if header.next_offset > self._end:
+                    rows = rows.slice(0, bisect_left(rows.offsets, self._end))
+                if rows.offsets:
+                    yield rows
             self._io.loop.call_soon_threadsafe(self._room.release)
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from quiver.client.loop_thread import shared_loop
 from quiver.client.runner import Course, Runner, check_on_error
 from quiver.errors import ConcurrentUseError
 from quiver.types import Record
-from quiver.wire.records import TABLE_SCHEMA
+from quiver.wire.rows import TABLE_SCHEMA
 
 Told = Callable[[list[TopicPartition]], object]
 

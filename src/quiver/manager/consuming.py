@@ -72,9 +72,9 @@ class Consuming:
         key = (consumer.id, topic.partitions[partition].uid)
         position = self._positions.pop(key, None)
         if position is not None and after in (None, position - 1):  # else another manager served it since
-            for value in self._reader.kept(key[1], position):
-                if await self._move(consumer, topic, partition, position, position):
-                    return Taken(partition, position, value)
+            kept = self._reader.kept(key[1], position)
+            if kept is not None and await self._move(consumer, topic, partition, kept.offset, position):
+                return Taken(partition, *kept)
         for _ in range(_POSITION_TRIES_MAX):
             known = await self._position(consumer, topic.name, partition)
             position = max(known.offset or 0, known.start_offset)
@@ -84,10 +84,13 @@ class Consuming:
                 offset = max(after + 1, known.start_offset)
             if offset >= known.high_watermark:
                 return None
-            value = await self._reader.value_at(topic, partition, offset)
+            found = await self._reader.next_at(topic, partition, offset, known.high_watermark)
             expected = -1 if known.offset is None else known.offset
-            if offset < position or await self._move(consumer, topic, partition, offset, expected):
-                return Taken(partition, offset, value)
+            if found is None:  # compaction left nothing: the consumer has read all there is
+                await self._move(consumer, topic, partition, known.high_watermark - 1, expected)
+                return None
+            if found.offset < position or await self._move(consumer, topic, partition, found.offset, expected):
+                return Taken(partition, *found)
         raise ConflictError(f"the position of consumer {consumer.id} keeps moving", current=None)
 
     async def _move(self, consumer: Consumer, topic: Topic, partition: int, offset: int, expected: int) -> bool:

@@ -1,13 +1,15 @@
 """Single records for consumers that take one at a time, out of batches that are decoded once.
 
-Rule: a cache of immutable bytes: what was committed at an offset never changes, so nothing here is ever stale. A
-partition is known by its uid: a deleted topic's name may come again with other messages.
+Rule: a cache of immutable bytes: what was committed at an offset never changes, so nothing here is ever stale; at most
+compaction has taken it away since. A partition is known by its uid: a deleted topic's name may come again with other
+messages.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from quiver.errors import UnavailableError
@@ -21,9 +23,22 @@ _RUNS_PER_PARTITION_MAX: Final = 16
 
 
 class _Run(NamedTuple):
+    """The records of one frame, which covers offsets up to `end`."""
+
     base_offset: int
+    end: int
+    offsets: Sequence[int]
     values: list[bytes | None]
     size_bytes: int
+
+    def next_at(self, offset: int) -> Found | None:
+        at = bisect_left(self.offsets, offset)
+        return Found(self.offsets[at], self.values[at]) if at < len(self.offsets) else None
+
+
+class Found(NamedTuple):
+    offset: int
+    value: bytes | None
 
 
 class RecordReader:
@@ -32,23 +47,24 @@ class RecordReader:
         self._runs: OrderedDict[str, list[_Run]] = OrderedDict()  # by uid, least recently used first
         self._size_bytes = 0
 
-    async def value_at(self, topic: Topic, partition: int, offset: int) -> bytes | None:
-        """The value of a committed record. Raises what the broker says when there is none."""
+    async def next_at(self, topic: Topic, partition: int, offset: int, end: int) -> Found | None:
+        """The first committed record from `offset` on; None when compaction left none below `end`. Raises what the
+        broker says where it cannot be read."""
         uid = topic.partitions[partition].uid
         found = self.kept(uid, offset)
-        if found:
-            return found[0]
-        run = await self._fetch(topic.name, partition, offset)
-        self._keep(uid, run)
-        return run.values[offset - run.base_offset]
+        while found is None and offset < end:
+            run = await self._fetch(topic.name, partition, offset)
+            self._keep(uid, run)
+            found, offset = run.next_at(offset), run.end
+        return found
 
-    def kept(self, uid: str, offset: int) -> tuple[bytes | None, ...]:
-        """The value if it is here; otherwise nothing."""
+    def kept(self, uid: str, offset: int) -> Found | None:
+        """The same, if it is here in the frame of that offset."""
         for run in self._runs.get(uid, ()):
-            if run.base_offset <= offset < run.base_offset + len(run.values):
+            if run.base_offset <= offset < run.end:
                 self._runs.move_to_end(uid)
-                return (run.values[offset - run.base_offset],)
-        return ()
+                return run.next_at(offset)
+        return None
 
     def forget(self, topic: Topic) -> None:
         """The topic is gone: what is kept of it only takes room."""
@@ -56,12 +72,14 @@ class RecordReader:
             self._size_bytes -= sum(run.size_bytes for run in self._runs.pop(partition.uid, ()))
 
     async def _fetch(self, topic: str, partition: int, offset: int) -> _Run:
-        from quiver.wire.records import decode_batch
+        from quiver.wire.rows import rows_of
 
         _, payload = await self._link_of(topic, partition).call(Fetch(topic, partition, offset, 1))
         for _, header, data in walk_frames(memoryview(b"".join(payload))):
             if header.base_offset <= offset < header.next_offset:
-                return _Run(header.base_offset, decode_batch(data).column("value").to_pylist(), len(data))
+                rows = rows_of(header, data)
+                values = rows.batch.column("value").to_pylist()
+                return _Run(header.base_offset, header.next_offset, rows.offsets, values, len(data))
         # A broker that was just asked as the leader and is behind it.
         raise UnavailableError(f"offset {offset} of partition {partition} of topic {topic} cannot be read just now")
 

@@ -44,8 +44,7 @@ class Fetching:
         from quiver.manager.v1_records import arrow_stream, pieces_of, records_out
 
         records_max = query.max_records or (RECORDS_MAX if media == ARROW else FETCH_RECORDS_DEFAULT)
-        pieces = pieces_of(payload, offset, records_max)
-        following = pieces[-1].offset + pieces[-1].batch.num_rows if pieces else offset
+        pieces, following = pieces_of(payload, offset, records_max)
         headers = (
             (NEXT_HEADER, str(following)),
             (START_HEADER, str(reply.start_offset)),

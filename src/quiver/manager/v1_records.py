@@ -21,14 +21,8 @@ from quiver.manager.v1_shapes import RECORDS_MAX, HeaderIn, HeaderOut, Produce, 
 from quiver.types import Record
 from quiver.wire.batch_check import plain_bytes
 from quiver.wire.frame import FrameError, Kind, walk_frames
-from quiver.wire.records import (
-    TABLE_SCHEMA,
-    batch_from_lists,
-    batches_from_table,
-    decode_batch,
-    largest_record_bytes,
-    to_records,
-)
+from quiver.wire.records import batch_from_lists, batches_from_table, largest_record_bytes
+from quiver.wire.rows import TABLE_SCHEMA, Rows, offset_column, rows_of, to_records
 
 FETCH_SCHEMA: Final = TABLE_SCHEMA.remove(TABLE_SCHEMA.get_field_index("topic"))  # the path says it
 _STEP_RECORDS: Final = 2_000  # between two chances for others
@@ -306,37 +300,32 @@ def _split(
 # -- out -------------------------------------------------------------------------------------------------------------
 
 
-class Piece(NamedTuple):
-    """Records of one stored batch, the first of them at `offset`."""
-
-    offset: int
-    batch: pa.RecordBatch
-
-
-def pieces_of(payload: Sequence[Any], offset: int, records_max: int) -> list[Piece]:
-    """The records from `offset` on in a fetch's frames."""
-    found: list[Piece] = []
+def pieces_of(payload: Sequence[Any], offset: int, records_max: int) -> tuple[list[Rows], int]:
+    """The records from `offset` on in a fetch's frames, and the offset to go on at."""
+    found: list[Rows] = []
     try:
         for _, header, data in walk_frames(memoryview(b"".join(payload))):
             if header.kind != Kind.DATA or header.next_offset <= offset:
                 continue
-            skip = max(offset - header.base_offset, 0)
-            batch = decode_batch(data).slice(skip, records_max)
-            found.append(Piece(header.base_offset + skip, batch))
-            records_max -= batch.num_rows
+            rows = rows_of(header, data).since(offset)
+            taken = rows.slice(0, records_max)
+            found.append(taken)
+            records_max -= len(taken.offsets)
+            if len(taken.offsets) < len(rows.offsets):
+                return found, taken.offsets[-1] + 1
+            offset = header.next_offset
             if records_max <= 0:
                 break
     except FrameError as error:
         raise CorruptLogError(f"a stored batch cannot be read: {error}") from error
-    return found
+    return found, offset
 
 
-async def records_out(partition: int, pieces: Sequence[Piece], *, all_base64: bool) -> list[RecordOut]:
+async def records_out(partition: int, pieces: Sequence[Rows], *, all_base64: bool) -> list[RecordOut]:
     found: list[RecordOut] = []
     for piece in pieces:
-        for start in range(0, piece.batch.num_rows, _STEP_RECORDS):
-            part = piece.batch.slice(start, _STEP_RECORDS)
-            records = to_records("", partition, piece.offset + start, part)
+        for start in range(0, len(piece.offsets), _STEP_RECORDS):
+            records = to_records("", partition, piece.slice(start, _STEP_RECORDS))
             found.extend(_record_out(record, all_base64) for record in records)
             await asyncio.sleep(0)
     return found
@@ -362,13 +351,12 @@ def _text_or_bytes(raw: bytes | None, all_base64: bool) -> tuple[Any, Any]:
     return UNSET, raw
 
 
-def arrow_stream(partition: int, pieces: Sequence[Piece]) -> bytes:
+def arrow_stream(partition: int, pieces: Sequence[Rows]) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, FETCH_SCHEMA) as writer:
         for piece in pieces:
-            count = piece.batch.num_rows
-            partitions = pa.repeat(pa.scalar(partition, pa.int32()), count)
-            offsets = pa.arange(piece.offset, piece.offset + count)
+            partitions = pa.repeat(pa.scalar(partition, pa.int32()), len(piece.offsets))
+            offsets = offset_column(piece.offsets)
             writer.write_batch(
                 pa.RecordBatch.from_arrays([partitions, offsets, *piece.batch.columns], schema=FETCH_SCHEMA)
             )

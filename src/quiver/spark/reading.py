@@ -17,6 +17,7 @@ from quiver.errors import InvalidRequestError, OffsetOutOfRangeError
 from quiver.spark.offsets import OffsetRange
 from quiver.spark.options import ARROW_SCHEMA, ReadOptions
 from quiver.spark.row_filter import RowFilter
+from quiver.wire.rows import Rows, offset_column
 
 logger = logging.getLogger("quiver.spark")
 
@@ -33,16 +34,17 @@ def read_range(
     position = wanted.start
     while position < wanted.end:
         try:
-            for first, batch in _reader(options, wanted, position):
-                made = _with_place(wanted, first, batch, schema, rows)
-                position = first + batch.num_rows
+            for found in _reader(options, wanted, position):
+                made = _with_place(wanted, found, schema, rows)
+                position = found.offsets[-1] + 1
                 if made.num_rows:
                     yield made
+            return
         except OffsetOutOfRangeError as error:
             position = _after_loss(options, wanted, position, error)
 
 
-def _reader(options: ReadOptions, wanted: OffsetRange, position: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _reader(options: ReadOptions, wanted: OffsetRange, position: int) -> Iterator[Rows]:
     # Tasks of one partition begin with different replicas, and so do tasks of different partitions.
     turn = wanted.partition + wanted.start // max(1, wanted.end - wanted.start)
     where = (wanted.topic, wanted.partition, position, wanted.end)
@@ -64,10 +66,8 @@ def _after_loss(options: ReadOptions, wanted: OffsetRange, position: int, error:
     return min(earliest, wanted.end)
 
 
-def _with_place(
-    wanted: OffsetRange, first: int, batch: pa.RecordBatch, schema: pa.Schema, rows: RowFilter
-) -> pa.RecordBatch:
-    count = batch.num_rows
+def _with_place(wanted: OffsetRange, found: Rows, schema: pa.Schema, rows: RowFilter) -> pa.RecordBatch:
+    count, batch = len(found.offsets), found.batch
     arrays = []
     for field in schema:
         if field.name == "topic":
@@ -75,7 +75,7 @@ def _with_place(
         elif field.name == "partition":
             arrays.append(pa.repeat(pa.scalar(wanted.partition, pa.int32()), count))
         elif field.name == "offset":
-            arrays.append(pa.arange(first, first + count))
+            arrays.append(offset_column(found.offsets))
         else:
             arrays.append(batch.column(field.name))
     made = pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -14,6 +14,7 @@ from typing import Final
 from quiver.errors import InvalidBatchError
 
 SCHEMA_ID_V1: Final = 1
+SCHEMA_ID_COMPACTED: Final = 2  # never produced: what compaction left of a batch (wire/rows.py)
 # timestamp, key, value, headers, its entries, their keys and values
 _NODES: Final = 7
 # validity for each node, offsets for five of them, data for timestamp, key, value, header keys and header values

@@ -1,6 +1,6 @@
-"""The Arrow record codec: Python values or Arrow tables to one payload, and payloads to Arrow or to Records.
+"""The Arrow record codec: Python values or Arrow tables to one payload, and payloads to Arrow batches.
 
-Rule: columns, not rows. Nothing here loops over records in Python except where the caller asked for Record objects.
+Rule: columns, not rows. Nothing here loops over records in Python.
 """
 
 from __future__ import annotations
@@ -8,15 +8,13 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from quiver.errors import CorruptLogError, InvalidRequestError
-from quiver.types import Headers, Record
-from quiver.wire.frame import FrameHeader
+from quiver.types import Headers
 
 SCHEMA: Final = pa.schema(
     [
@@ -31,17 +29,7 @@ _BINARY: Final = pa.binary()
 _TIMESTAMP: Final = SCHEMA.field("timestamp").type
 _HEADERS: Final = SCHEMA.field("headers").type
 COMPRESSIONS: Final = (None, "lz4", "zstd")
-_STREAM_HEAD_BYTES: Final = SCHEMA.serialize().size
 _STREAM_END_BYTES: Final = 8
-
-TABLE_SCHEMA: Final = pa.schema(
-    [
-        ("topic", pa.dictionary(pa.int32(), pa.string())),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        *SCHEMA,
-    ]
-)
 
 
 def batch_from_lists(
@@ -123,14 +111,19 @@ def split_batch(batch: pa.RecordBatch, bytes_max: int) -> Iterator[tuple[pa.Reco
 
 
 def encode_batch(batch: pa.RecordBatch, compression: str | None = None) -> memoryview:
-    """The batch as one IPC message, without schema: every payload has the same."""
+    """The batch as one IPC message, without schema: the schema id of its frame stands for that."""
     if compression is None:
         return memoryview(batch.serialize()).cast("B")
     # Only the stream writer compresses; its stream is schema, batch, end mark.
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write_batch(batch)
-    return memoryview(sink.getvalue()).cast("B")[_STREAM_HEAD_BYTES:-_STREAM_END_BYTES]
+    return memoryview(sink.getvalue()).cast("B")[_head_bytes(batch.schema) : -_STREAM_END_BYTES]
+
+
+@functools.lru_cache(maxsize=4)
+def _head_bytes(schema: pa.Schema) -> int:
+    return int(schema.serialize().size)
 
 
 def encode_single(timestamp: int, value: bytes) -> memoryview:
@@ -165,51 +158,14 @@ def timestamp_range(batch: pa.RecordBatch) -> tuple[int, int]:
     return found["min"], found["max"]
 
 
-def decode_batch(payload: memoryview) -> pa.RecordBatch:
+def decode_batch(payload: memoryview, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
     """The batch, sharing the payload's memory, checked so that no access to it can leave that memory."""
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(payload), SCHEMA)
+        batch = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise CorruptLogError(f"a stored batch cannot be read: {error}") from error
     return batch
-
-
-def to_table(topic: str, partition: int, header: FrameHeader, batch: pa.RecordBatch, skip: int) -> pa.RecordBatch:
-    """The batch with its place in the log as columns, without its first `skip` records."""
-    count = batch.num_rows - skip
-    columns = [column.slice(skip) if skip else column for column in batch.columns]
-    topic_column = pa.DictionaryArray.from_arrays(pa.repeat(_int32(0), count), pa.array([topic], pa.string()))
-    partition_column = pa.repeat(_int32(partition), count)
-    offset_column = pa.arange(header.base_offset + skip, header.base_offset + batch.num_rows)
-    return pa.RecordBatch.from_arrays([topic_column, partition_column, offset_column, *columns], schema=TABLE_SCHEMA)
-
-
-@functools.lru_cache(maxsize=1024)
-def _int32(value: int) -> pa.Scalar:
-    return pa.scalar(value, pa.int32())
-
-
-def to_records(topic: str, partition: int, base_offset: int, batch: pa.RecordBatch) -> list[Record]:
-    count = batch.num_rows
-    timestamp, key, value, headers = batch.columns
-    keys = repeat(None, count) if key.null_count == count else key.to_pylist()
-    if headers.null_count == count:
-        header_values: Any = repeat(())
-    else:
-        header_values = (tuple(pairs) if pairs else () for pairs in headers.to_pylist())
-    return list(
-        map(
-            Record,
-            repeat(topic),
-            repeat(partition),
-            range(base_offset, base_offset + count),
-            timestamp.view(pa.int64()).to_pylist(),
-            keys,
-            value.to_pylist(),
-            header_values,
-        )
-    )
 
 
 def check_headers(headers: object) -> Headers:
