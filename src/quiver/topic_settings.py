@@ -24,10 +24,13 @@ SEGMENT_BYTES: Final = "segment.bytes"
 REQUIRE_CONSUMERS: Final = "require.consumers"
 MESSAGE_BYTES: Final = "max.message.bytes"
 REPLICATION_FACTOR: Final = "replication.factor"
+TOMBSTONE_MS: Final = "tombstone.ms"
 
 DELETE: Final = "delete"  # by time and size
 CONSUMED: Final = "consumed"  # once everybody has read it, and not before
-CLEANUPS: Final = (DELETE, CONSUMED)
+COMPACT: Final = "compact"  # all but the last record of each key
+CLEANUPS: Final = (DELETE, CONSUMED, COMPACT)
+TOMBSTONE_MS_DEFAULT: Final = 24 * 3600 * 1000
 
 REPLICATION_FACTOR_MAX: Final = 100
 _NUMBER_MAX: Final = 2**53  # what JSON programs can count to
@@ -44,6 +47,7 @@ class TopicRules:
     message_bytes_max: int = MESSAGE_BYTES_MAX
     cleanup: str = DELETE
     require_consumers: bool = False
+    tombstone_ms: int = TOMBSTONE_MS_DEFAULT
 
 
 def rules_of(settings: Settings, log: LogSettings, message_bytes_max: int) -> TopicRules:
@@ -59,12 +63,23 @@ def rules_of(settings: Settings, log: LogSettings, message_bytes_max: int) -> To
         message_bytes_of(settings, message_bytes_max),
         str(settings.get(CLEANUP, DELETE)),
         bool(settings.get(REQUIRE_CONSUMERS, False)),
+        int(settings.get(TOMBSTONE_MS, TOMBSTONE_MS_DEFAULT)),
     )
 
 
 def message_bytes_of(settings: Settings, default: int) -> int:
     """The longest message that the topic takes."""
     return int(settings.get(MESSAGE_BYTES, default))
+
+
+def check_key(topic: str, settings: Settings, has_key: bool) -> None:
+    """Raises InvalidRequestError where a record must have a key and has none."""
+    if not has_key and settings.get(CLEANUP) == COMPACT:
+        raise InvalidRequestError(missing_key(topic))
+
+
+def missing_key(topic: str) -> str:
+    return f"a record of topic {topic} needs a key: the topic is compacted by key"
 
 
 def check_settings(given: Mapping[str, object]) -> dict[str, Value]:
@@ -144,5 +159,6 @@ _READ: Final[Mapping[str, Callable[[str, object], Value]]] = {
     REQUIRE_CONSUMERS: _truth,
     MESSAGE_BYTES: _number(1, BATCH_BYTES_MAX // 2),
     REPLICATION_FACTOR: _number(1, REPLICATION_FACTOR_MAX),
+    TOMBSTONE_MS: _number(0, _NUMBER_MAX),
 }
 NAMES: Final = tuple(sorted(_READ))

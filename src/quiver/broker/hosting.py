@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from quiver.broker.catalog import Catalog
 from quiver.broker.catalog_file import CatalogTopic
+from quiver.broker.compactor import completed_order
 from quiver.broker.consumers import Consumers, ConsumersOf
 from quiver.broker.partition import HAND_OVER_S, Partition
 from quiver.clock import Clock
@@ -34,9 +35,10 @@ from quiver.log.flusher import FlushPolicy
 from quiver.log.partition_log import PartitionLog
 from quiver.net.peers import Peers
 from quiver.raft import AnyMessage
+from quiver.raft.messages import Compacted, Repair
 from quiver.replication.repair import Repairer, UnrepairableError
 from quiver.replication.seat import RaftSetup, Seat
-from quiver.topic_settings import CONSUMED, TopicRules, rules_of
+from quiver.topic_settings import COMPACT, CONSUMED, TopicRules, rules_of
 from quiver.types import check_topic_name
 from quiver.wire.messages import CreateTopic, HostTopic
 
@@ -86,7 +88,7 @@ class Hosting:
         for topic in list(self.catalog.topics.values()):
             self.partitions[topic.name] = {number: self._recover(topic, number) for number in topic.hosted()}
         loop = asyncio.get_running_loop()
-        self._tasks.append(loop.create_task(self._keep_retention()))
+        self._tasks += [loop.create_task(self._keep_retention()), loop.create_task(self._keep_compacting())]
         if self._peers is not None:
             self._peers.on_message = self._receive
             self._peers.on_read = self._take_messages
@@ -156,7 +158,9 @@ class Hosting:
             return
         uid = topic.partitions[number]
         me, voters = topic.replicas[uid], topic.voters[number]
-        self._repairs[uid] = repairer = Repairer(uid, me, voters, self._disk, self._writers, self._peers)
+        done = completed_order(self._disk, self.catalog.directory_of(uid))
+        compacted = done.values[0] if done is not None else 0
+        self._repairs[uid] = repairer = Repairer(uid, me, voters, self._disk, self._writers, self._peers, compacted)
         loop = asyncio.get_running_loop()
         self._tasks.append(loop.create_task(self._repair(topic, number, repairer, error)))
 
@@ -309,7 +313,10 @@ class Hosting:
         elif partition is not None and partition.raft is not None:
             self._awake[partition] = 0
             self._told[partition] = None
-            partition.raft.receive(message, frames)
+            if isinstance(message, Compacted):
+                partition.compactor.receive(message, partition.raft)
+            elif not isinstance(message, Repair) or message.compacted <= partition.compactor.completed:
+                partition.raft.receive(message, frames)  # else the frame has records that are to be gone there
 
     def _take_messages(self) -> None:
         """Those who got messages have their turn as soon as all that came together are there."""
@@ -349,6 +356,19 @@ class Hosting:
                     await partition.apply_retention(None if known is None else known.of(partition.number))
                 except QuiverError as error:  # this partition's trouble; the others still need it
                     logger.warning("retention_failed topic=%s error=%r", topic, error.message)
+
+    async def _keep_compacting(self) -> None:
+        """One partition after the other: it is work for idle hands."""
+        while True:
+            await asyncio.sleep(self._settings.retention_check_s)
+            for partition in self.usable():
+                if partition.rules.cleanup == COMPACT or partition.state.order.index:
+                    self._awake[partition] = 0
+                    try:
+                        await partition.compact()
+                    except QuiverError as error:
+                        name = f"{partition.topic}-{partition.number}"
+                        logger.warning("compaction_failed partition=%s error=%r", name, error.message)
 
 
 async def _hand_over(partition: Partition) -> None:

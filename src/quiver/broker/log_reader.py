@@ -64,15 +64,18 @@ class LogReader:
         return OFFSET_UNKNOWN
 
     async def _in_thread(self, prepare: Callable[[], Callable[[], T]]) -> T:
-        """Prepares here and reads in a thread; again, when a trim or a truncation took the file meanwhile."""
+        """Prepares here and reads in a thread; again, when a trim, a truncation or a compaction took the file
+        meanwhile."""
         while True:
             first_index, cuts = self._log.first_index, self._log.cuts
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._readers, prepare())
+                found = await asyncio.get_running_loop().run_in_executor(self._readers, prepare())
+                if self._log.cuts == cuts:  # else it may have read at places of another file
+                    return found
             except CorruptLogError as error:
                 if self._log.cuts != cuts:
                     continue  # it read behind what is committed, while that was being replaced
-                self._note(error)
+                self.note(error)
                 raise
             except OSError as error:
                 if self.is_closing:
@@ -83,11 +86,17 @@ class LogReader:
                     continue
                 if isinstance(error, FileNotFoundError):
                     missing = CorruptLogError.at(str(error.filename), 0, "the file is missing")
-                    self._note(missing)
+                    self.note(missing)
                     raise missing from error
                 raise LogFailedError(f"{self._name} cannot be read: {error}") from error
 
-    def _note(self, damage: CorruptLogError) -> None:
+    def health(self, otherwise: str) -> tuple[str, str]:
+        """What is wrong with the log, in a word and in a sentence."""
+        if self._log.failure is not None:
+            return "failed", self._log.failure.message
+        return (otherwise, "") if self.damage is None else ("corrupt", self.damage.message)
+
+    def note(self, damage: CorruptLogError) -> None:
         self.damage = damage
         if self._on_damage is not None:
             self._on_damage(damage)

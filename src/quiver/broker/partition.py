@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from quiver.broker.compactor import Compactor
 from quiver.broker.log_reader import LogReader
 from quiver.broker.partition_state import PartitionState
 from quiver.broker.retention import plan_trim
@@ -42,7 +43,6 @@ from quiver.replication.waiting import Asker, Signal, refuse, settle
 from quiver.topic_settings import TopicRules
 from quiver.types import PartitionStatus
 from quiver.wire.frame import FLAG_UNSEQUENCED, Entry, FrameHeader, Kind
-from quiver.wire.group_messages import StoredPosition
 from quiver.wire.messages import Position, ProduceReply
 
 logger = logging.getLogger("quiver.broker")
@@ -67,14 +67,15 @@ class Partition:
         policy: FlushPolicy | None = None,
         raft: RaftSetup | None = None,
     ) -> None:
-        self.topic = topic
-        self.number = number
+        self.topic, self.number = topic, number
         self._log = log
         self.rules = TopicRules(log.settings)
         self._writers = writers
         self._clock = clock
         self.turns = Turns(self._run)
-        self.reader = LogReader(f"{topic}-{number}", log, disk, readers, raft.on_damage if raft else None)
+        name = f"{topic}-{number}"
+        self.reader = LogReader(name, log, disk, readers, raft.on_damage if raft else None)
+        self.compactor = Compactor(name, log, disk, writers, self.turns.wake, self.reader.note)
         self._tail = Tail(PartitionState(log.checkpoint))
         self._inbox: deque[tuple[Asker, Callable[[Any], None]]] = deque()
         self._new_positions: list[tuple[Position, asyncio.Future[Any]]] = []
@@ -127,8 +128,18 @@ class Partition:
 
     async def apply_retention(self, registered: Collection[str] | None = ()) -> None:
         """`registered`: the consumers that were, though they may have no position here; None: that is not known."""
-        if self.leads:  # else the leader's trim comes as an entry
-            await self._ask(lambda future: self._admit_retention(registered, future))
+        await self._order(
+            lambda now_us: plan_trim(self._log, self.state, self.rules, registered, now_us, self._replica.commit_end)
+        )
+
+    async def compact(self) -> None:
+        """Carries out what is ordered; the leader orders what is to come next. Returns when that is done."""
+        await self.compactor.carry_out(self.state.order)
+        await self._order(lambda now_us: self.compactor.plan(self.state, self.rules, now_us, self.raft))
+
+    async def _order(self, plan: Callable[[int], Entry | None]) -> None:
+        if self.leads:  # else the leader's entry comes
+            await self._ask(lambda future: self._admit_order(plan(self._clock.now_us()), future))
 
     @property
     def leads(self) -> bool:
@@ -136,11 +147,6 @@ class Partition:
 
     def position(self, consumer: str) -> int | None:
         return self.state.positions.get(consumer)
-
-    def stored_positions(self, consumer: str | None) -> list[StoredPosition]:
-        """Of one consumer, or of all groups."""
-        found, where = self.state.positions_of(consumer).items(), (self.topic, self.number)
-        return [StoredPosition(*where, name, offset, self.start_offset, self.high_watermark) for name, offset in found]
 
     @property
     def start_offset(self) -> int:
@@ -194,11 +200,9 @@ class Partition:
         return await self._committed.wait(timeout_s)
 
     def status(self) -> PartitionStatus:
-        damage, log = self.reader.damage, self._log
-        problem: QuiverError | None = log.failure or damage
-        state = "failed" if log.failure else "corrupt" if damage else "full" if self._full else "online"
-        bounds = (self.start_offset, self.high_watermark, log.size_bytes, log.segment_count)
-        status = PartitionStatus(self.topic, self.number, state, *bounds, problem.message if problem else "")
+        state, why = self.reader.health("full" if self._full else "online")
+        bounds = (self.start_offset, self.high_watermark, self._log.size_bytes, self._log.segment_count)
+        status = PartitionStatus(self.topic, self.number, state, *bounds, why)
         return status if self.raft is None else describe(status, self.raft.raft)
 
     async def stop(self) -> None:
@@ -212,6 +216,7 @@ class Partition:
                 self.turns.wake()
                 await ended
             await self._replica.close()
+        await self.compactor.close()
         self._committed.end(ShuttingDownError("the broker is stopping"))
         if self._checkpointing is not None:
             await asyncio.wait([self._checkpointing])
@@ -326,14 +331,12 @@ class Partition:
             return
         self._tail.wait_for_last([(future, position) for position, future in asked])
 
-    def _admit_retention(self, registered: Collection[str] | None, future: asyncio.Future[Any]) -> None:
-        now_us, commit_end = self._clock.now_us(), self._replica.commit_end
-        entry = plan_trim(self._log, self.state, self.rules, registered, now_us, commit_end)
+    def _admit_order(self, entry: Entry | None, future: asyncio.Future[Any]) -> None:
         if entry is None:
             future.set_result(None)
-            return
-        self._propose(entry)
-        self._tail.wait_for_last([(future, None)])
+        else:
+            self._propose(entry)
+            self._tail.wait_for_last([(future, None)])
 
     def _propose(self, entry: Entry) -> FrameHeader:
         header = self._replica.propose(entry)

@@ -1,4 +1,4 @@
-"""What a partition's log means: offsets, producers' sequences, consumers' positions, the log start.
+"""What a partition's log means: offsets, producers' sequences, consumers' positions, the log start, what to compact.
 
 Rule: pure, and a function of the entries alone, so that every replica has the same. Sequences and offsets are judged
 against the tail, uncommitted entries included; positions and the log start count once committed.
@@ -13,6 +13,7 @@ import msgspec
 
 from quiver.errors import OutOfOrderSequenceError, OverloadedError, ProducerFencedError
 from quiver.log.checkpoint import Checkpoint
+from quiver.log.compaction import Order
 from quiver.wire.fields import REGISTERED
 from quiver.wire.frame import FLAG_CLIENT, FLAG_UNSEQUENCED, FrameHeader, Kind, sequence_step
 from quiver.wire.messages import Position
@@ -30,6 +31,13 @@ class Trim(msgspec.Struct, array_like=True, frozen=True):
 
     index: int
     offset: int
+
+
+class Compact(msgspec.Struct, array_like=True, frozen=True):
+    """Payload of a COMPACT entry: all before it is to be compacted; see `Order`."""
+
+    drop_end: int
+    drop_before_us: int
 
 
 class Stored(NamedTuple):
@@ -65,11 +73,13 @@ class _Image(msgspec.Struct, array_like=True, frozen=True):
     positions: dict[str, int]
     client_counts: dict[int, int] = {}
     epochs: dict[str, int] = {}
+    order: tuple[int, int, int] = Order()
 
 
 _image_decoder = msgspec.msgpack.Decoder(_Image)
 _positions_decoder = msgspec.msgpack.Decoder(list[Position])
 _trim_decoder = msgspec.msgpack.Decoder(Trim)
+_compact_decoder = msgspec.msgpack.Decoder(Compact)
 
 
 class PartitionState:
@@ -83,6 +93,7 @@ class PartitionState:
         self.positions = image.positions
         self.epochs = image.epochs  # of the last member of each group that claimed this partition
         self.client_counts = image.client_counts  # records by the number of a client name
+        self.order = Order(*image.order)  # the last compaction that was ordered
         self._producers = image.producers
         # Batches in the log and not committed, by producer: (epoch, batch) in log order.
         self._tail: dict[int, deque[tuple[int, _Batch]]] = {}
@@ -156,6 +167,11 @@ class PartitionState:
             trim = _trim_decoder.decode(payload)
             self.start_offset = max(self.start_offset, trim.offset)
             self.trim_index = max(self.trim_index, trim.index)
+        elif header.kind == Kind.COMPACT:
+            compact, before = _compact_decoder.decode(payload), self.order
+            # Never less than before: what is gone at one replica must go at all of them.
+            drop_end = max(before.drop_end, compact.drop_end)
+            self.order = Order(header.index, drop_end, max(before.drop_before_us, compact.drop_before_us))
         return []
 
     def _move(self, position: Position) -> bool:
@@ -205,6 +221,12 @@ class PartitionState:
     def image(self) -> Checkpoint:
         """The committed state as a check-point."""
         image = _Image(
-            self.start_offset, self.trim_index, self._producers, self.positions, self.client_counts, self.epochs
+            self.start_offset,
+            self.trim_index,
+            self._producers,
+            self.positions,
+            self.client_counts,
+            self.epochs,
+            self.order,
         )
         return Checkpoint(self.applied_index, self.applied_term, self.next_offset, msgspec.msgpack.encode(image))

@@ -12,7 +12,7 @@ from quiver.broker.hosting import Hosting
 from quiver.broker.partition import Partition
 from quiver.errors import OverloadedError, QuiverError, RequestError
 from quiver.net.server import Flow, Reply
-from quiver.wire.group_messages import GetPositions, PositionsReply
+from quiver.wire.group_messages import GetPositions, PositionsReply, StoredPosition
 from quiver.wire.messages import (
     CommitPosition,
     CommitPositions,
@@ -64,7 +64,7 @@ class PositionRequests:
         return PositionReply(position, partition.start_offset, partition.high_watermark), ()
 
     async def _get_all(self, request: GetPositions, payload: memoryview, flow: Flow) -> Reply:
-        found = [partition.stored_positions(request.consumer) for partition in self._led()]
+        found = [_stored(partition, request.consumer) for partition in self._led()]
         return PositionsReply([position for of_partition in found for position in of_partition]), ()
 
     async def _count_client(self, request: CountClient, payload: memoryview, flow: Flow) -> Reply:
@@ -87,3 +87,10 @@ async def know(partition: Partition, offset: int) -> None:
     """Before an offset is called out of range: a leader that was deposed without knowing it has not seen all."""
     if offset > partition.high_watermark:
         await partition.confirm()
+
+
+def _stored(partition: Partition, consumer: str | None) -> list[StoredPosition]:
+    """Of one consumer, or of all groups."""
+    where, bounds = (partition.topic, partition.number), (partition.start_offset, partition.high_watermark)
+    found = partition.state.positions_of(consumer).items()
+    return [StoredPosition(*where, name, offset, *bounds) for name, offset in found]

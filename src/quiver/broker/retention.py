@@ -13,7 +13,7 @@ import msgspec
 from quiver.broker.partition_state import PartitionState, Trim
 from quiver.errors import LogFailedError
 from quiver.log.partition_log import PartitionLog
-from quiver.topic_settings import CONSUMED, TopicRules
+from quiver.topic_settings import COMPACT, CONSUMED, TopicRules
 from quiver.wire.frame import Entry, Kind
 
 
@@ -30,6 +30,8 @@ def plan_trim(
     `registered` are the consumers that count before they have a position here; None when that is not known.
     """
     read_to: int | None = None
+    if rules.cleanup == COMPACT:
+        return None
     if rules.cleanup == CONSUMED:
         read_to = read_by_all(state.positions, registered, state.start_offset)
         if read_to is None:

@@ -37,10 +37,10 @@ from quiver.net.peers import Peers
 from quiver.net.server import Flow, Reply, Server
 from quiver.replication.group import broker_of
 from quiver.replication.waiting import Asker
-from quiver.topic_settings import TopicRules, check_settings
+from quiver.topic_settings import COMPACT, TopicRules, check_settings, missing_key
 from quiver.types import NodeInfo, PartitionInfo, PartitionStatus, TopicInfo, check_topic_name
 from quiver.wire.admin_messages import ConsumersReply, GetConsumers, ReplicasReply, SetReplicas
-from quiver.wire.batch_check import check_batch
+from quiver.wire.batch_check import check_batch, count_missing_keys
 from quiver.wire.frame import FLAG_CLIENT, Entry, Kind
 from quiver.wire.messages import (
     KIND_OF,
@@ -289,6 +289,8 @@ class Broker:
         if crc32c(payload) != request.payload_crc:
             raise InvalidBatchError("the batch does not match its checksum: it changed on the way")
         check_batch(payload, request.record_count, request.schema_id)
+        if rules.cleanup == COMPACT and count_missing_keys(payload):
+            raise InvalidRequestError(missing_key(request.topic))
         return Entry(
             Kind.DATA,
             payload,

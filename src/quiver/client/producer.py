@@ -35,7 +35,7 @@ from quiver.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
-from quiver.topic_settings import message_bytes_of
+from quiver.topic_settings import check_key, message_bytes_of
 from quiver.types import Headers, TopicInfo
 from quiver.wire.records import (
     COMPRESSIONS,
@@ -198,7 +198,7 @@ class ProducerEngine:
         if headers is not None:
             pairs = check_headers(headers)
             size += _headers_bytes(pairs)
-        limit = self._message_bytes_max if not topic.settings else self._limit_of(topic)
+        limit = self._message_bytes_max if not topic.settings else self._limit_of(topic, key is not None)
         if size > limit:
             raise _too_large(size, limit)
         if timestamp is None:
@@ -259,7 +259,7 @@ class ProducerEngine:
         else:
             batches = list(batches_of_list(records, keys, now_us))
         planned: list[Planned] = []
-        limit = self._limit_of(topic)
+        limit = self._limit_of(topic, not any(batch.column("key").null_count for batch in batches))
         for batch in batches:
             for piece, size in split_batch(batch, min(self._batch_bytes, _SLICE_BYTES_MAX)):
                 if size > limit and (largest := largest_record_bytes(piece)) > limit:
@@ -272,7 +272,8 @@ class ProducerEngine:
                     planned.extend(Planned(number, part, timestamps) for number, part in spread)
         return planned
 
-    def _limit_of(self, topic: TopicInfo) -> int:
+    def _limit_of(self, topic: TopicInfo, has_keys: bool) -> int:
+        check_key(topic.name, topic.settings, has_keys)
         return message_bytes_of(topic.settings, self._message_bytes_max)
 
     def _new_sender(self, topic: str, partition: int) -> PartitionSender:

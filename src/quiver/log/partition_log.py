@@ -1,7 +1,7 @@
 """The log of one partition: append, flush, read, truncate, trim, check-point, recover.
 
 Rules:
-- One owner. Only `FlushJob.run`, `CheckpointJob.run` and `read_chunk` may run in another thread.
+- One owner. Only the `run` of jobs and `read_chunk` may run in another thread.
 - An entry counts as stored from `finish_flush` on, never before.
 - Recovery cuts a torn tail of the last segment and nothing else. A bad frame below the sync mark was acknowledged: that
   is damage, it is reported with file and position, and the log does not open as if it were merely short.
@@ -22,14 +22,14 @@ from quiver.log.lookup import find_timestamp, offset_after
 from quiver.log.recovery import STATE_FILE, install_files, recover
 from quiver.log.retention import Cut, expired, read_by_all
 from quiver.log.segment import Segment, Span, index_path, read_chunk, scan_frames, segment_path
-from quiver.wire.frame import Entry, FrameHeader, encode_header, padding, stamp
+from quiver.wire.frame import Entry, FrameHeader, Kind, encode_header, padding, stamp
 
 
 class PartitionLog:
     def __init__(self, disk: Disk, directory: str, settings: LogSettings) -> None:
         """Opens the log in `directory`, made when missing. Raises CorruptLogError where acknowledged bytes are bad."""
         self._disk = disk
-        self._directory = directory
+        self.directory = directory
         self.settings = settings  # may be replaced at any time: what is on disk stays as it was cut
         found = recover(disk, directory, settings)
         self.checkpoint: Checkpoint = found.checkpoint
@@ -44,7 +44,8 @@ class PartitionLog:
         self._roll_asked = False
         self._checkpoint_due_bytes = 0
         self.is_checkpointing = False  # one is being written; see `write_checkpoint`
-        self.cuts = 0  # how often entries at the end were removed from files: a reader may have met that
+        self.is_rewriting = False  # segments are; see `compact`
+        self.cuts = 0  # how often files lost entries or were replaced: a reader may have met that
         self.failure: LogFailedError | None = None
 
     # -- what it holds -------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class PartitionLog:
             raise ValueError(
                 f"frame {header.index}/{header.base_offset} does not follow {self.next_index}/{self.next_offset}"
             )
-        if self._must_roll(header.frame_length, now_s):
+        if self._must_roll(header, now_s):
             self._roll()
         segment = self._active
         if segment.opened_at_s is None:
@@ -129,14 +130,15 @@ class PartitionLog:
         self.last_term = header.term
         self._checkpoint_due_bytes += header.frame_length
 
-    def _must_roll(self, frame_bytes: int, now_s: float) -> bool:
+    def _must_roll(self, header: FrameHeader, now_s: float) -> bool:
         segment = self._active
         if segment.size_bytes == 0:
             return False
         age_s = 0.0 if segment.opened_at_s is None else now_s - segment.opened_at_s
         return (
             self._roll_asked
-            or segment.size_bytes + frame_bytes > self.settings.segment_bytes_max
+            or header.kind == Kind.COMPACT  # what it is about are whole files, on every replica
+            or segment.size_bytes + header.frame_length > self.settings.segment_bytes_max
             or age_s * 1000 >= self.settings.segment_age_ms_max
         )
 
@@ -146,7 +148,7 @@ class PartitionLog:
             self._pending.append(SegmentWrite(full, full.size_bytes))
         self._pending[-1].sealed_index = full.encode_index()
         index = SparseIndex(self.settings.index_interval_bytes)
-        path = segment_path(self._directory, full.next_index)
+        path = segment_path(self.directory, full.next_index)
         self._segments.append(Segment(path, full.next_index, full.next_offset, index))
         self._roll_asked = False
 
@@ -156,7 +158,7 @@ class PartitionLog:
             return None
         writes, start, end = self._pending, self._pending_start, self._end()
         room_bytes_max = self.settings.room_bytes_max
-        self._job = FlushJob(self._disk, self._directory, self.mark, writes, start, end, room_bytes_max)
+        self._job = FlushJob(self._disk, self.directory, self.mark, writes, start, end, room_bytes_max)
         self._pending, self._pending_start = [], end
         return self._job
 
@@ -173,12 +175,12 @@ class PartitionLog:
             return
         self._rewind(job)
         if isinstance(error, SpaceError):
-            raise DiskFullError(f"no space for {self._directory}: {error}") from error
+            raise DiskFullError(f"no space for {self.directory}: {error}") from error
         raise self.stop(error) from error
 
     def stop(self, error: BaseException) -> LogFailedError:
         """Ends all appending: what this error means for the files is not known."""
-        self.failure = LogFailedError(f"the log in {self._directory} stopped: {error}; nothing was acknowledged")
+        self.failure = LogFailedError(f"the log in {self.directory} stopped: {error}; nothing was acknowledged")
         return self.failure
 
     def _rewind(self, job: FlushJob) -> None:
@@ -300,12 +302,12 @@ class PartitionLog:
         self.mark.write(index, self.mark.values[1], sync=True)
         while len(self._segments) - 1 > keep:
             self._remove_files(self._segments.pop())
-            self._disk.sync_directory(self._directory)
+            self._disk.sync_directory(self.directory)
         segment = self._active
         if self._disk.exists(index_path(segment.path)):
             # It covers bytes that are about to change.
             self._disk.remove(index_path(segment.path))
-            self._disk.sync_directory(self._directory)
+            self._disk.sync_directory(self.directory)
         segment.file = self._disk.open(segment.path)
         segment.cut_file(position)
 
@@ -326,8 +328,22 @@ class PartitionLog:
             del self._segments[0]
             removed += 1
         if removed:
-            self._disk.sync_directory(self._directory)
+            self._disk.sync_directory(self.directory)
         return removed
+
+    def segments_before(self, index: int) -> list[Segment]:
+        """Those whose entries are all before it."""
+        return [segment for segment in self._segments[:-1] if segment.next_index <= index]
+
+    def replace_segments(self, old: list[Segment], new: Segment, path: str) -> bool:
+        """Puts the file at `path` in the place of neighbours that have the same entries. False: they are not here."""
+        at = next((place for place, segment in enumerate(self._segments) if segment is old[0]), 0)
+        if self._segments[at : at + len(old)] != old:
+            return False
+        self._disk.rename(path, new.path)
+        self._segments[at : at + len(old)] = [new]
+        self.cuts += 1
+        return True
 
     def _remove_files(self, segment: Segment) -> None:
         segment.file = None
@@ -363,13 +379,8 @@ class PartitionLog:
         self._checkpoint_due_bytes = 0
         # Below the check-point only: no later truncation reaches there, so this index is true whenever it is written.
         index = segment.index.encode_below(checkpoint.index + 1, segment.first_index, segment.base_offset)
-        return CheckpointJob(
-            self._disk,
-            f"{self._directory}/{STATE_FILE}",
-            index_path(segment.path),
-            index,
-            checkpoint,
-        )
+        path = f"{self.directory}/{STATE_FILE}"
+        return CheckpointJob(self._disk, path, index_path(segment.path), index, checkpoint)
 
     def finish_checkpoint(self, job: CheckpointJob) -> None:
         """Call after `job.run()` returned: from now on entries up to that point may be trimmed."""
@@ -377,17 +388,17 @@ class PartitionLog:
 
     def install(self, checkpoint: Checkpoint) -> None:
         """Forgets all entries and begins after `checkpoint.start`; blocking, and only while nothing is written."""
-        assert self._job is None and not self.is_checkpointing
+        assert self._job is None and not self.is_checkpointing and not self.is_rewriting
         if self.failure is not None:
             raise self.failure
         self.cuts += 1
         try:
-            install_files(self._disk, self._directory, self.mark, checkpoint)
+            install_files(self._disk, self.directory, self.mark, checkpoint)
         except OSError as error:
             raise self.stop(error) from error
         first, base_offset = checkpoint.start.index + 1, checkpoint.start.next_offset
         index = SparseIndex(self.settings.index_interval_bytes)
-        self._segments = [Segment(segment_path(self._directory, first), first, base_offset, index)]
+        self._segments = [Segment(segment_path(self.directory, first), first, base_offset, index)]
         self.checkpoint = checkpoint
         self.last_term = checkpoint.start.term
         self._pending, self._pending_start, self._synced_index = [], self._end(), first

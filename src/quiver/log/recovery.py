@@ -58,8 +58,12 @@ def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
         return Recovered(checkpoint, [segment], mark, _term_before(checkpoint), 0)
     segments: list[Segment] = []
     for first, following in itertools.pairwise(firsts):
-        segment = _open_sealed(disk, segment_path(directory, first), first, settings)
-        if segment.next_index != following:
+        path = segment_path(directory, first)
+        if segments and first < segments[-1].next_index:
+            _remove_joined(disk, path)
+            continue
+        segment = _open_sealed(disk, path, first, settings)
+        if segment.next_index != following and not (segment.next_index > following and segment.next_index in firsts):
             reason = f"entries {segment.next_index} to {following - 1} are missing"
             raise CorruptLogError.at(segment.path, segment.size_bytes, reason)
         segments.append(segment)
@@ -84,6 +88,13 @@ def _checkpoint(disk: Disk, directory: str, firsts: list[int]) -> Checkpoint:
         if firsts and firsts[0] == 1:
             return Checkpoint()  # nothing was trimmed: the log itself says everything
         raise
+
+
+def _remove_joined(disk: Disk, path: str) -> None:
+    """Its entries are in the file before it: compaction joined the two, and was cut short before this one was gone."""
+    for leftover in (index_path(path), path):
+        if disk.exists(leftover):
+            disk.remove(leftover)
 
 
 def _open_sealed(disk: Disk, path: str, first_index: int, settings: LogSettings) -> Segment:

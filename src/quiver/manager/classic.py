@@ -30,7 +30,7 @@ from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.registry import REPLICATION_FACTOR_DEFAULT, Registry
 from quiver.manager.standing import Standing
 from quiver.metadata.state import Consumer, Manager, Producer, Topic
-from quiver.topic_settings import message_bytes_of
+from quiver.topic_settings import check_key, message_bytes_of
 from quiver.wire.messages import CountClient, CountReply
 from quiver.wire.partitioning import partition_of_key
 
@@ -115,6 +115,7 @@ class ClassicApi:
         limit = message_bytes_of(topic.settings, self._message_bytes_max)
         if len(value) + len(key_bytes or b"") > limit:
             raise MessageTooLargeError(f"Message is larger than the limit of {limit} bytes")
+        check_key(topic.name, topic.settings, key is not None)
         if client is not None and not 0 < len(client) <= CLIENT_NAME_MAX:
             raise InvalidRequestError(f"prod_client must have 1 to {CLIENT_NAME_MAX} characters")
         if sequence is not None and client is None:

@@ -67,7 +67,7 @@ class Producing:
         from quiver.manager.v1_records import Limits, batches_of
 
         message_bytes_max = message_bytes_of(topic.settings, self._message_bytes_max)
-        limits = Limits(message_bytes_max, self._body_bytes_max, len(topic.partitions))
+        limits = Limits(message_bytes_max, self._body_bytes_max, len(topic.partitions), topic)
         choose = _Chooser(self._turn(topic), limits.partitions)
         found = await batches_of(media, call.request.body, limits, self._clock.now_us(), choose, partition)
         if choose.used:

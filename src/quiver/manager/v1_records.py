@@ -18,6 +18,8 @@ from msgspec import UNSET
 from quiver.errors import CorruptLogError, InvalidRequestError, MessageTooLargeError
 from quiver.manager.v1_media import ARROW, NDJSON
 from quiver.manager.v1_shapes import RECORDS_MAX, HeaderIn, HeaderOut, Produce, RecordIn, RecordOut
+from quiver.metadata.state import Topic
+from quiver.topic_settings import check_key
 from quiver.types import Record
 from quiver.wire.batch_check import plain_bytes
 from quiver.wire.frame import FrameError, Kind, walk_frames
@@ -41,6 +43,10 @@ class Limits(NamedTuple):
     message_bytes_max: int
     body_bytes_max: int
     partitions: int
+    topic: Topic
+
+    def check_key(self, has_key: bool) -> None:
+        check_key(self.topic.name, self.topic.settings, has_key)
 
 
 class _Columns:
@@ -115,6 +121,7 @@ def _add(
 ) -> None:
     value = _either("value", record.value, record.value_base64)
     key = _key(record)
+    limits.check_key(key is not None)
     headers = _headers(record.headers)
     size = len(value or b"") + len(key or b"") + _header_bytes(headers)
     if size > limits.message_bytes_max:
@@ -271,6 +278,7 @@ def _is_headers(kind: pa.DataType) -> bool:
 
 
 def _check_records(batch: pa.RecordBatch, limits: Limits) -> None:
+    limits.check_key(not batch.column("key").null_count)
     size = largest_record_bytes(batch)
     headers = batch.column("headers")
     if headers.null_count < len(headers):

@@ -102,9 +102,12 @@ class Join(Message, frozen=True, tag="join"):
 
 
 class Repair(Message, frozen=True, tag="repair"):
-    """A replica whose frame of entry `index` is damaged asks for it. For the driver, as is the answer."""
+    """A replica whose frame of entry `index` is damaged asks for it. For the driver, as is the answer.
+
+    `compacted` is the order of compaction that it has carried out: who is behind that does not answer."""
 
     index: int
+    compacted: int = 0
 
 
 class RepairReply(Message, frozen=True, tag="repair_reply"):
@@ -114,6 +117,14 @@ class RepairReply(Message, frozen=True, tag="repair_reply"):
     index: int
     trimmed: bool = False
     body: Any = None
+
+
+class Compacted(Message, frozen=True, tag="compacted"):
+    """Asks whether the receiver has carried out the order of compaction `about`; the answer says with `index` which one
+    it has. For the owner of the log."""
+
+    about: int
+    index: int | None = None
 
 
 AnyMessage = (
@@ -128,6 +139,7 @@ AnyMessage = (
     | Join
     | Repair
     | RepairReply
+    | Compacted
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -59,7 +59,7 @@ class RaftReplica:
         self._clock = clock
         self._wake = wake
         self._owner = owner
-        self._transport = transport
+        self.transport = transport
         self._sender = AppendSender(seat.uid, log, disk, readers, transport, self._damaged, settings.append_bytes_max)
         self._parts = SnapshotParts(seat.me)
         self._work = LogWork(seat.uid, log, self._sender.cache, clock, owner, self._damaged)
@@ -303,7 +303,7 @@ class RaftReplica:
             work = todo.work[0]
             if isinstance(work, (Truncate, Install)) and not self._is_flushed():
                 return False
-            if isinstance(work, Install) and self._log.is_checkpointing:
+            if isinstance(work, Install) and (self._log.is_checkpointing or self._log.is_rewriting):
                 return False  # the owner wakes us when it is written
             todo.work.pop(0)
             self._work.do(work, self.leader)
@@ -334,7 +334,7 @@ class RaftReplica:
         if now_s >= self._ask_at_s:
             self._ask_at_s = now_s + _JOIN_S
             for broker in self.seat.to_ask(self.raft.membership.voters):
-                self._transport.send(broker, self.seat.uid, Join(self.seat.me, 0, self.raft.term))
+                self.transport.send(broker, self.seat.uid, Join(self.seat.me, 0, self.raft.term))
 
     def _is_flushed(self) -> bool:
         """Nothing is on its way to the disk. Otherwise the owner is woken when that has changed."""

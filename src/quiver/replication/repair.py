@@ -89,11 +89,20 @@ class Repairer:
     """Mends one replica. Messages for it come to `receive` as long as it runs."""
 
     def __init__(
-        self, uid: str, me: int, voters: list[int], disk: Disk, threads: Executor, transport: Transport
+        self,
+        uid: str,
+        me: int,
+        voters: list[int],
+        disk: Disk,
+        threads: Executor,
+        transport: Transport,
+        compacted: int = 0,
     ) -> None:
+        """`compacted`: see `Repair`."""
         self._uid = uid
         self._me = me
         self._voters = voters
+        self._compacted = compacted
         self._disk = disk
         self._threads = threads
         self._transport = transport
@@ -126,7 +135,7 @@ class Repairer:
         while not self._answer.done():
             for voter in self._voters:
                 if broker_of(voter) != broker_of(self._me):
-                    request = Repair(self._me, voter, 0, index)
+                    request = Repair(self._me, voter, 0, index, self._compacted)
                     self._transport.send(broker_of(voter), self._uid, request)
             await asyncio.wait([self._answer], timeout=_ASK_S)
         return self._answer.result()

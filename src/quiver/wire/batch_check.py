@@ -19,6 +19,8 @@ SCHEMA_ID_COMPACTED: Final = 2  # never produced: what compaction left of a batc
 _NODES: Final = 7
 # validity for each node, offsets for five of them, data for timestamp, key, value, header keys and header values
 _BUFFERS: Final = 17
+_KEYS: Final = 1  # their place among the nodes
+_CODECS: Final = {0: "lz4", 1: "zstd"}
 _TIMESTAMPS: Final = 1  # the buffer of theirs: eight bytes for each record
 _CONTINUATION: Final = 0xFFFFFFFF
 _RECORD_BATCH: Final = 3  # MessageHeader.RecordBatch
@@ -113,6 +115,29 @@ def _vector(data: memoryview, field: int, count: int) -> int:
     if _U32.unpack_from(data, vector)[0] != count or vector + 4 + count * _PAIR.size > len(data):
         raise InvalidBatchError("the batch does not have the columns of a message")
     return vector + 4
+
+
+def count_missing_keys(payload: memoryview) -> int:
+    """How many records of a batch that was checked have no key, as readers see it."""
+    metadata = payload[8 : 8 + _U32.unpack_from(payload, 4)[0]]
+    nodes = _vector(metadata, _field(metadata, _batch(metadata), 1), _NODES)
+    return int(_PAIR.unpack_from(metadata, nodes + _KEYS * _PAIR.size)[1])
+
+
+def compression_of(payload: memoryview) -> str | None:
+    """How the columns of a batch that was checked are compressed."""
+    metadata = payload[8 : 8 + _U32.unpack_from(payload, 4)[0]]
+    at = _field(metadata, _batch(metadata), 3)
+    if not at:
+        return None
+    codec = _field(metadata, at + _U32.unpack_from(metadata, at)[0], 0)
+    return _CODECS.get(metadata[codec] if codec else 0)
+
+
+def _batch(metadata: memoryview) -> int:
+    """The table that describes the record batch."""
+    at = _field(metadata, _U32.unpack_from(metadata, 0)[0], 2)
+    return int(at + _U32.unpack_from(metadata, at)[0])
 
 
 def plain_bytes(metadata: memoryview, body: memoryview) -> int:

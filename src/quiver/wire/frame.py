@@ -10,7 +10,7 @@ Rule: the same bytes everywhere. A frame is built once, by the leader; nobody re
     88  transaction id (reserved, 0)                           96   payload, zero-padded to 8 bytes
 
 All little-endian; CRCs are CRC32C. The header CRC covers the header but its own four bytes. Frames without records
-(positions, trims, membership, no-ops) carry the next offset as base offset and a record count of 0.
+(positions, trims, membership, no-ops, compactions) carry the next offset as base offset and a record count of 0.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Kind(enum.IntEnum):
     MEMBERSHIP = 4
     NOOP = 5
     COMMAND = 6  # of the metadata log
+    COMPACT = 7
 
 
 # The producer id is the number of a client name; records are counted under it.

@@ -56,7 +56,7 @@ def _watches(ledger: Ledger) -> list[tuple[type, str, Any]]:
     def watched_truncate(log: PartitionLog, index: int) -> None:
         node = _running_node()
         if node is not None:
-            ledger.truncating(node, log._directory, index)
+            ledger.truncating(node, log.directory, index)
         truncate(log, index)
 
     install: Callable[[PartitionLog, Checkpoint], None] = PartitionLog.install
@@ -64,7 +64,7 @@ def _watches(ledger: Ledger) -> list[tuple[type, str, Any]]:
     def watched_install(log: PartitionLog, checkpoint: Checkpoint) -> None:
         node = _running_node()
         if node is not None:
-            ledger.installing(node, log._directory, checkpoint.start.index)
+            ledger.installing(node, log.directory, checkpoint.start.index)
         install(log, checkpoint)
 
     apply_command: Callable[[MetadataQuorum, Any, Any], Any] = MetadataQuorum._apply
