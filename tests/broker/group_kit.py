@@ -48,13 +48,20 @@ class LocalFlow:
 class Group:
     """Brokers 1 to `count`; each has its own disk, which outlives it. `spare` more have nothing of the partition."""
 
-    def __init__(self, count: int = 3, log: LogSettings | None = None, spare: int = 0) -> None:
+    def __init__(
+        self,
+        count: int = 3,
+        log: LogSettings | None = None,
+        spare: int = 0,
+        settings: dict[str, bool | int | str] | None = None,
+    ) -> None:
         self.numbers = range(1, count + spare + 1)
         self._founders = range(1, count + 1)
         self.disks = {number: FaultyDisk(number) for number in self.numbers}
         self.brokers: dict[int, Broker] = {}
         self._peers: dict[int, Peers] = {}
         self._log = log or LogSettings()
+        self._settings = settings or {}  # of the topic
 
     async def __aenter__(self) -> Group:
         for number in self.numbers:
@@ -69,7 +76,7 @@ class Group:
         await asyncio.gather(*(self.stop(number) for number in list(self.brokers)))
 
     async def host(self, number: int, voters: list[int]) -> None:
-        await self.ask(number, CreateTopic("logs", 1, 3, [UID], [voters]))
+        await self.ask(number, CreateTopic("logs", 1, 3, [UID], [voters], self._settings))
 
     async def start(self, number: int) -> None:
         settings = BrokerSettings(data_dir="data", node_id=number, port=0, raft=QUICK, log=self._log)
@@ -96,8 +103,10 @@ class Group:
 
     async def produce(self, value: bytes, **more: int) -> int:
         """At whichever broker leads; returns the offset."""
-        payload = payload_of(value)
-        request = Produce("logs", 0, 1, 0, 0, crc32c(payload), SCHEMA_ID_V1, **more)
+        return await self.produce_batch(payload_of(value), **more)
+
+    async def produce_batch(self, payload: bytes, **more: int) -> int:
+        request = Produce("logs", 0, more.pop("record_count", 1), 0, 0, crc32c(payload), SCHEMA_ID_V1, **more)
         while True:
             for number in list(self.brokers):
                 try:

@@ -95,9 +95,8 @@ class Compactor:
             found = await compact(self._log, self._disk, order, self._threads, self._goes_on)
             if found is None:
                 return
-            mark = self._mark or TwoSlots(self._disk, f"{self._log.directory}/{MARK_FILE}")
-            write = partial(mark.write, order.index, generation, sync=True)
-            await asyncio.get_running_loop().run_in_executor(self._threads, write)
+            write = partial(self._write_mark, order.index, generation)
+            self._mark = await asyncio.get_running_loop().run_in_executor(self._threads, write)
         except CorruptLogError as error:
             self._on_damage(error)
             return
@@ -107,9 +106,16 @@ class Compactor:
             return
         finally:
             self._wake()
-        self._mark, self._oldest_deleted_us = mark, found.oldest_deleted_us
+        self._oldest_deleted_us = found.oldest_deleted_us
         sizes = (before, self._log.size_bytes)
         logger.info("compacted partition=%s index=%d bytes=%d left=%d", self._name, order.index, *sizes)
+
+    def _write_mark(self, index: int, generation: int) -> TwoSlots:
+        """Blocking. Without it the order would only be carried out once more."""
+        mark = self._mark or TwoSlots(self._disk, f"{self._log.directory}/{MARK_FILE}")
+        mark.write(index, generation, sync=True)
+        self._disk.sync_directory(self._log.directory)
+        return mark
 
     def _goes_on(self) -> bool:
         self._wake()  # a snapshot may wait for its turn
