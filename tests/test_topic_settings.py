@@ -31,8 +31,10 @@ def test_settings_come_as_values_or_as_their_text() -> None:
         ("retention.ms", "9" * 5000, "not '999"),
         ("retention.bytes", "", "not ''"),
         ("retention.bytes", 2**60, "retention.bytes is a number from 1"),
-        ("cleanup", "compact", "cleanup is delete or consumed, not 'compact'"),
-        ("cleanup", 1, "cleanup is delete or consumed, not 1"),
+        ("cleanup", "compacted", "cleanup is delete, consumed or compact, not 'compacted'"),
+        ("cleanup", 1, "cleanup is delete, consumed or compact, not 1"),
+        ("tombstone.ms", -1, "tombstone.ms is a number from 0 to 9007199254740992, not -1"),
+        ("tombstone.ms", None, "not None"),
         ("segment.bytes", 1023, "segment.bytes is a number from 1024 to 1073741824, not 1023"),
         ("segment.bytes", -1, "not -1"),
         ("require.consumers", "maybe", "require.consumers is true or false, not 'maybe'"),
@@ -68,7 +70,7 @@ def test_names_to_unset() -> None:
         check_names(["x"])
     with pytest.raises(InvalidRequestError, match="can be set to another number, not unset"):
         check_names(["replication.factor"])
-    assert len(NAMES) == 7
+    assert len(NAMES) == 8
 
 
 def test_rules_are_the_brokers_own_where_nothing_was_set() -> None:

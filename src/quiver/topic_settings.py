@@ -141,7 +141,7 @@ def _truth(name: str, raw: object) -> bool:
 def _word(*words: str) -> Callable[[str, object], str]:
     def read(name: str, raw: object) -> str:
         if not isinstance(raw, str) or raw not in words:
-            raise InvalidRequestError(f"{name} is {' or '.join(words)}, not {_shown(raw)}")
+            raise InvalidRequestError(f"{name} is {', '.join(words[:-1])} or {words[-1]}, not {_shown(raw)}")
         return raw
 
     return read

@@ -46,8 +46,9 @@ async def read(group: Group, number: int) -> list[Record]:
     while offset < end:
         _, parts = await group.ask(number, Fetch("logs", 0, offset, 1_000_000, 0, 0))
         for _, header, payload in walk_frames(memoryview(b"".join(parts))):
-            found += to_records("logs", 0, rows_of(header, payload).since(offset))
-            offset = header.next_offset
+            if header.record_count:  # an election leaves entries without records
+                found += to_records("logs", 0, rows_of(header, payload).since(offset))
+                offset = header.next_offset
     return found
 
 
@@ -193,8 +194,12 @@ def test_who_is_less_compacted_does_not_help_with_a_repair() -> None:
             await compact(group, 1)
             order = await order_of(group)
             damaged = await group.follower()
-            while group.partition(damaged).compactor.completed < order:
+
+            async def done() -> bool:
                 await group.partition(damaged).compact()
+                return group.partition(damaged).compactor.completed == order
+
+            await group.until(done)
             before = await read(group, damaged)
             group.disks[damaged].flip(segment_files(group.disks[damaged], damaged)[0], 100, 0)
             with pytest.raises(Exception, match=r"checksum|leader|does not have"):

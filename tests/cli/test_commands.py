@@ -120,7 +120,7 @@ def test_completion_can_be_installed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["topic", "create", "x", "--set", "cleanup=never"], "cleanup is delete or consumed, not 'never'"),
+        (["topic", "create", "x", "--set", "cleanup=never"], "cleanup is delete, consumed or compact, not 'never'"),
         (["topic", "create", "x", "--set", "cleanup"], "a setting is written name=value, not 'cleanup'"),
         (["topic", "alter", "x", "--set", "nope=1"], "there is no topic setting 'nope'"),
         (["topic", "alter", "x", "--unset", "nope"], "there is no topic setting 'nope'"),

@@ -101,7 +101,7 @@ def test_more_and_fewer_replicas_are_a_setting_too(tmp_path: Path) -> None:
 def test_wrong_settings_change_nothing(tmp_path: Path) -> None:
     async def test(nodes: Nodes) -> None:
         async with Admin(nodes.address) as admin:
-            with pytest.raises(InvalidRequestError, match="cleanup is delete or consumed"):
+            with pytest.raises(InvalidRequestError, match="cleanup is delete, consumed or compact"):
                 await admin.create_topic("logs", 1, {"cleanup": "never"})
             assert await admin.list_topics() == []
             await admin.create_topic("logs")

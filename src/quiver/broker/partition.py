@@ -70,8 +70,7 @@ class Partition:
         self.topic, self.number = topic, number
         self._log = log
         self.rules = TopicRules(log.settings)
-        self._writers = writers
-        self._clock = clock
+        self._writers, self._clock = writers, clock
         self.turns = Turns(self._run)
         name = f"{topic}-{number}"
         self.reader = LogReader(name, log, disk, readers, raft.on_damage if raft else None)
@@ -277,9 +276,7 @@ class Partition:
             settle(self._ended, None)
 
     def _is_finished(self) -> bool:
-        if not self._stopping or self._inbox:
-            return False
-        return self._abandoned or not self._tail or not self.leads
+        return self._stopping and not self._inbox and (self._abandoned or not self._tail or not self.leads)
 
     def _must_wait(self) -> bool:
         """A leader that does not know yet what is committed cannot judge what is asked of it."""
