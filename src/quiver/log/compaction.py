@@ -24,7 +24,7 @@ from quiver.errors import CorruptLogError
 from quiver.log.disk import Disk
 from quiver.log.index import TIMESTAMP_NONE, SparseIndex
 from quiver.log.partition_log import PartitionLog
-from quiver.log.segment import Segment, index_path, scan_frames
+from quiver.log.segment import Segment, index_path, remove_files, scan_frames
 from quiver.wire.batch_check import SCHEMA_ID_COMPACTED, compression_of
 from quiver.wire.frame import FrameHeader, Kind, encode_frame
 
@@ -217,9 +217,7 @@ class SettleJob:
         # The name first: without it the files that go would take their entries along.
         self.disk.sync_directory(directory)
         for segment in self.job.segments[1:]:
-            for path in (index_path(segment.path), segment.path):
-                if self.disk.exists(path):
-                    self.disk.remove(path)
+            remove_files(self.disk, segment.path)
         self.disk.sync_directory(directory)
         file = self.disk.open(index_path(new.path), create=True)
         file.truncate(0)

@@ -21,7 +21,7 @@ from quiver.log.index import SparseIndex
 from quiver.log.lookup import find_timestamp, offset_after
 from quiver.log.recovery import STATE_FILE, install_files, recover
 from quiver.log.retention import Cut, expired, read_by_all
-from quiver.log.segment import Segment, Span, index_path, read_chunk, scan_frames, segment_path
+from quiver.log.segment import Segment, Span, index_path, read_chunk, remove_files, scan_frames, segment_path
 from quiver.wire.frame import Entry, FrameHeader, Kind, encode_header, padding, stamp
 
 
@@ -253,9 +253,8 @@ class PartitionLog:
 
     def find_timestamp(self, timestamp: int, index_end: int) -> FrameHeader | None:
         """The header of the first stored frame below `index_end` with a record at or after that time; blocking."""
-        return find_timestamp(
-            self._disk, list(self._segments), self.settings.index_interval_bytes, timestamp, index_end
-        )
+        interval_bytes = self.settings.index_interval_bytes
+        return find_timestamp(self._disk, list(self._segments), interval_bytes, timestamp, index_end)
 
     def offset_after(self, offset: int, bytes_max: int) -> tuple[int, int]:
         """Where about `bytes_max` stored bytes from `offset` on end, and how many these are; blocking."""
@@ -347,19 +346,16 @@ class PartitionLog:
 
     def _remove_files(self, segment: Segment) -> None:
         segment.file = None
-        for path in (index_path(segment.path), segment.path):
-            if self._disk.exists(path):
-                self._disk.remove(path)
+        remove_files(self._disk, segment.path)
 
     def plan_retention(self, now_us: int, read_to: int | None = None) -> Cut | None:
         """Where the log is to begin by its settings, or by how far it was read; None when all is kept.
 
         An active segment that is not needed is sealed by the next append, so that an idle topic empties too.
         """
+        cut = None if read_to is None else read_by_all(self._segments, read_to)
         if read_to is None:
             cut = expired(self._disk, self._segments, self.settings, now_us)
-        else:
-            cut = read_by_all(self._segments, read_to)
         self._roll_asked = self._roll_asked or (cut is not None and cut.index == self.next_index)
         return cut
 

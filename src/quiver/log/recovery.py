@@ -16,7 +16,16 @@ from quiver.errors import CorruptLogError
 from quiver.log.checkpoint import Checkpoint, encode_checkpoint, read_checkpoint
 from quiver.log.disk import Disk, File, write_atomically
 from quiver.log.index import SparseIndex
-from quiver.log.segment import SUFFIX, Segment, index_path, read_index, rebuild_index, scan_frames, segment_path
+from quiver.log.segment import (
+    SUFFIX,
+    Segment,
+    index_path,
+    read_index,
+    rebuild_index,
+    remove_files,
+    scan_frames,
+    segment_path,
+)
 from quiver.log.slots import SyncMark
 from quiver.wire.frame import HEADER_BYTES, FrameError, decode_header
 
@@ -60,7 +69,8 @@ def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
     for first, following in itertools.pairwise(firsts):
         path = segment_path(directory, first)
         if segments and first < segments[-1].next_index:
-            _remove_joined(disk, path)
+            # Its entries are in the file before it: compaction joined the two, and was cut short before this was gone.
+            remove_files(disk, path)
             continue
         segment = _open_sealed(disk, path, first, settings)
         if segment.next_index != following and not (segment.next_index > following and segment.next_index in firsts):
@@ -88,13 +98,6 @@ def _checkpoint(disk: Disk, directory: str, firsts: list[int]) -> Checkpoint:
         if firsts and firsts[0] == 1:
             return Checkpoint()  # nothing was trimmed: the log itself says everything
         raise
-
-
-def _remove_joined(disk: Disk, path: str) -> None:
-    """Its entries are in the file before it: compaction joined the two, and was cut short before this one was gone."""
-    for leftover in (index_path(path), path):
-        if disk.exists(leftover):
-            disk.remove(leftover)
 
 
 def _open_sealed(disk: Disk, path: str, first_index: int, settings: LogSettings) -> Segment:

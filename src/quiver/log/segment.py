@@ -35,6 +35,13 @@ def index_path(path: str) -> str:
     return path.removesuffix(SUFFIX) + ".idx"
 
 
+def remove_files(disk: Disk, path: str) -> None:
+    """Of a segment, the index first: one without its segment would be taken for that of the next of this name."""
+    for found in (index_path(path), path):
+        if disk.exists(found):
+            disk.remove(found)
+
+
 class Span(NamedTuple):
     """A part of one segment file that is safe to read: synced, from a frame's beginning, end exclusive."""
 
