@@ -181,6 +181,18 @@ def test_commit_covers_what_was_handed_out_and_nothing_beyond(servers: str, topi
         assert consumer.committed(topic, 0) == 50
 
 
+def test_commits_between_batches_are_nothing_to_who_reads_all(servers: str, topic: str) -> None:
+    with Consumer(servers, [topic], group="g") as committing, Producer(servers) as producer:
+        for number in range(5):
+            producer.send(topic, b"%d" % number).result(10)
+            assert len(committing.poll(1, timeout=10)) == 1
+            committing.commit()
+    with Consumer(servers, [topic]) as consumer:
+        assert poll_numbers(consumer, 5) == list(range(5))
+    with Consumer(servers, [topic]) as consumer:
+        assert consumer.poll_arrow(timeout=10).column("offset").to_pylist()[0] == 0
+
+
 def test_position_does_not_move_by_fetching_ahead(servers: str, topic: str) -> None:
     fill(servers, topic, 10)
     with Consumer(servers, [topic], group="g") as consumer:

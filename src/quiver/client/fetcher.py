@@ -36,14 +36,16 @@ class Chunk(NamedTuple):
 async def fetch_frames(
     cluster: Cluster, connection: Connection, request: Fetch
 ) -> list[tuple[FrameHeader, memoryview]]:
-    """What one broker answers: (header, payload) of each batch that reaches beyond the wanted offset, checked."""
+    """What one broker answers: (header, payload) of each batch that reaches beyond the wanted offset, checked. Entries
+    without records stand between batches."""
     try:
         _, payload = await connection.call(request, FetchReply, timeout_s=request.wait_ms / 1000 + _REPLY_SLACK_S)
     except RequestTimeoutError:
         cluster.drop(connection)
         raise
     try:
-        return [(header, data) for _, header, data in walk_frames(payload) if header.next_offset > request.offset]
+        frames = [(header, data) for _, header, data in walk_frames(payload) if header.record_count]
+        return [(header, data) for header, data in frames if header.next_offset > request.offset]
     except FrameError as error:
         raise CorruptLogError(f"damaged frame from {connection.address}: {error}") from error
 

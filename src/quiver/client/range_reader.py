@@ -156,7 +156,7 @@ class RangeReader:
         wanted = int((self._end - self._offset) * self._record_bytes)
         bytes_max = max(_FETCH_BYTES_MIN, min(FETCH_BYTES_MAX, wanted))
         request = Fetch(self._topic, self._partition, self._offset, bytes_max, 1, _WAIT_MS)
-        frames = [frame for frame in await fetch_frames(self._cluster, connection, request) if frame[0].record_count]
+        frames = await fetch_frames(self._cluster, connection, request)
         # A broker may know more than is wanted: a batch that begins beyond the end is not ours.
         frames = [(header, data) for header, data in frames if header.base_offset < self._end]
         if frames:
