@@ -13,11 +13,14 @@ from msgspec import Struct
 
 from quiver.config import NodeSettings
 from quiver.errors import DiskFullError, TopicExistsError, UnknownTopicError
+from quiver.log.disk import Disk
 from quiver.manager.manager import Manager
+from quiver.testing.faulty_disk import FaultyDisk
 from quiver.wire.messages import CreateTopic, DeleteTopic, GetMetadata, MetadataReply
 from tests.broker.kit import settle
-from tests.manager.kit import until
+from tests.manager.kit import Api, until
 from tests.manager.test_registry import PlayedBroker
+from tests.manager.v1_kit import V1
 
 
 async def ask(manager: Manager, request: Struct) -> Any:
@@ -33,9 +36,9 @@ async def partitions_of(manager: Manager, *topics: str) -> dict[str, list[tuple[
 
 
 @contextlib.asynccontextmanager
-async def started(directory: Path) -> AsyncIterator[Manager]:
+async def started(directory: Path, disk: Disk | None = None) -> AsyncIterator[Manager]:
     """It has its metadata, and no broker yet."""
-    manager = Manager(NodeSettings(str(directory / "data"), port=0, http_port=0))
+    manager = Manager(NodeSettings(str(directory / "data"), port=0, http_port=0), disk)
     await manager.start()
     try:
         yield manager
@@ -45,8 +48,8 @@ async def started(directory: Path) -> AsyncIterator[Manager]:
 
 
 @contextlib.asynccontextmanager
-async def serving(directory: Path, broker: PlayedBroker) -> AsyncIterator[Manager]:
-    async with started(directory) as manager:
+async def serving(directory: Path, broker: PlayedBroker, disk: Disk | None = None) -> AsyncIterator[Manager]:
+    async with started(directory, disk) as manager:
         await manager.serve(1, "127.0.0.1:1", "cluster", broker)
         yield manager
 
@@ -117,5 +120,34 @@ def test_topics_are_made_and_deleted_in_the_words_of_the_sdk(tmp_path: Path) -> 
             assert await partitions_of(manager) == {}
         async with serving(tmp_path, broker) as manager:
             assert await partitions_of(manager) == {}
+
+    asyncio.run(main())
+
+
+def test_health_tells_why_the_disk_takes_no_changes_and_when_it_does_again(tmp_path: Path) -> None:
+    """Over HTTP, in both APIs; the rest is answered from what is known."""
+
+    async def main() -> None:
+        disk, broker = FaultyDisk(1), PlayedBroker()
+        (tmp_path / "data" / "manager-1").mkdir(parents=True)  # of the database, which is on the real disk
+
+        def healths(api: Api, v1: V1) -> tuple[Any, Any]:
+            return api.get("/health")["trouble"], v1.request("GET", "/v1/health").body["trouble"]
+
+        async with serving(tmp_path, broker, disk) as manager:
+            await ask(manager, CreateTopic("logs"))
+            with Api(manager.http_address) as api, V1(manager.http_address) as v1:
+                assert await asyncio.to_thread(healths, api, v1) == (None, None)
+        disk.capacity_bytes = 0
+        async with serving(tmp_path, broker, disk) as manager:
+            with Api(manager.http_address) as api, V1(manager.http_address) as v1:
+                troubles = await asyncio.to_thread(healths, api, v1)
+                assert troubles[0] == troubles[1] and "No space left" in troubles[0]
+                assert await asyncio.to_thread(api.get, "/topics/partitions", topic_name="logs") == {"partitions": [0]}
+                refused = await asyncio.to_thread(api.call, "POST", "/topics", topic_name="more")
+                assert (refused.status, "No space left" in refused.message) == (503, True)
+                disk.capacity_bytes = None
+                await asyncio.to_thread(api.create, "more")
+                assert await asyncio.to_thread(healths, api, v1) == (None, None)
 
     asyncio.run(main())
