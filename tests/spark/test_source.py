@@ -7,6 +7,8 @@ import datetime
 import io
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,6 +110,12 @@ def planned(node: Node, *filters: Filter, **options: Any) -> list[OffsetRange]:
 def test_module_that_spark_finds_has_the_source() -> None:
     assert DefaultSource is QuiverDataSource
     assert DefaultSource.name() == "quiver"
+
+
+def test_source_is_loaded_without_pandas() -> None:
+    """Spark loads it in a new process for each query and each stream: pandas alone would take a second each time."""
+    check = "import sys, quiver.spark.source; sys.exit('pandas' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 @pytest.mark.parametrize(

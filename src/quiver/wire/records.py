@@ -49,18 +49,26 @@ def batch_from_lists(
 
 def no_headers(count: int) -> pa.Array:
     """A headers column of nulls. pa.nulls would give every null an entry of its own: eight bytes a record."""
-    return _FEW_WITHOUT_HEADERS.slice(0, count) if count <= _FEW else _null_headers(count)
+    return _few_without_headers().slice(0, count) if count <= _FEW else _null_headers(count)
 
 
 def _null_headers(count: int) -> pa.Array:
     offsets = pa.repeat(pa.scalar(0, pa.int32()), count + 1)
     mask = pa.repeat(pa.scalar(True), count)
-    return pa.MapArray.from_arrays(offsets, pa.array([], pa.string()), pa.array([], pa.binary()), mask=mask)
+    return pa.MapArray.from_arrays(offsets, pa.nulls(0, pa.string()), pa.nulls(0, pa.binary()), mask=mask)
 
 
-# Most batches are small and have none: a slice of this costs a tenth of making it.
 _FEW: Final = 4096
-_FEW_WITHOUT_HEADERS: Final = _null_headers(_FEW)
+
+
+@functools.cache
+def _few_without_headers() -> pa.Array:
+    """Most batches are small and have none: a slice of this costs a tenth of making it.
+
+    Made when first needed, like all that is made of Python values here: with the first of them pyarrow loads pandas,
+    where that is installed, for a second.
+    """
+    return _null_headers(_FEW)
 
 
 def batches_from_table(table: pa.Table | pa.RecordBatch, now_us: int) -> list[pa.RecordBatch]:
@@ -134,23 +142,29 @@ def encode_single(timestamp: int, value: bytes) -> memoryview:
     """
     if len(value) > _TEMPLATE_VALUE_BYTES_MAX:
         return encode_batch(batch_from_lists([timestamp], None, [value], None))
-    payload = bytearray(_template(len(value)))
-    _TIMESTAMP_BYTES.pack_into(payload, _TIMESTAMP_AT, timestamp)
-    payload[_VALUE_AT : _VALUE_AT + len(value)] = value
+    template, timestamp_at, value_at = _template(len(value))
+    payload = bytearray(template)
+    _TIMESTAMP_BYTES.pack_into(payload, timestamp_at, timestamp)
+    payload[value_at : value_at + len(value)] = value
     return memoryview(payload)
 
 
 @functools.lru_cache(maxsize=1024)
-def _template(value_bytes: int) -> bytes:
-    return bytes(encode_batch(batch_from_lists([0], None, [bytes(value_bytes)], None)))
+def _template(value_bytes: int) -> tuple[bytes, int, int]:
+    """A payload with a value of that length, and where its timestamp and its value lie."""
+    return bytes(encode_batch(batch_from_lists([0], None, [bytes(value_bytes)], None))), *_places()
+
+
+@functools.cache
+def _places() -> tuple[int, int]:
+    mark, value = 0x5452414D454D4954, b"a value to find"
+    payload = bytes(encode_batch(batch_from_lists([mark], None, [value], None)))
+    return payload.index(_TIMESTAMP_BYTES.pack(mark)), payload.index(value)
 
 
 # Longer values do not gain from it, and the templates would not stay small.
 _TEMPLATE_VALUE_BYTES_MAX: Final = 1024
 _TIMESTAMP_BYTES: Final = struct.Struct("<q")
-_MARKED: Final = bytes(encode_batch(batch_from_lists([0x5452414D454D4954], None, [b"a value to find"], None)))
-_TIMESTAMP_AT: Final = _MARKED.index(_TIMESTAMP_BYTES.pack(0x5452414D454D4954))
-_VALUE_AT: Final = _MARKED.index(b"a value to find")
 
 
 def timestamp_range(batch: pa.RecordBatch) -> tuple[int, int]:
