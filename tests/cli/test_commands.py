@@ -34,6 +34,7 @@ COMMANDS: list[tuple[str, ...]] = [
     ("spark",),
     ("spark", "ingest"),
     ("spark", "archive"),
+    ("spark", "replay"),
     ("spark", "verify"),
 ]
 WITH_TOPIC = [("topic", "create"), ("topic", "describe"), ("topic", "delete"), ("produce",), ("consume",)]

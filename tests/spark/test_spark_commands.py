@@ -53,6 +53,10 @@ def test_files_are_ingested_and_verified(quiver_spark: Any, lake: Lake, tmp_path
     kept = quiver_spark("archive", topic, "kept")
     assert kept.exit_code == 0, kept.output
     assert "Archived" in kept.stdout and str(tmp_path / "kept") in kept.stdout
+    copy = lake.new_topic()
+    back = quiver_spark("replay", "kept", copy, "--source", topic, "--offsets", "100", "200")
+    assert back.exit_code == 0, back.output
+    assert "Replayed" in back.stdout and lake.stored(copy) == lake.stored(topic)[100:200]
     (tmp_path / "c1.jsonl").write_text(json.dumps({"partition": 0, "offset": 7, "value": "line 8"}) + "\n")
     wrong = quiver_spark("verify", topic, "--archive", "kept", "--consumed", "c1=c1.jsonl")
     assert wrong.exit_code == 1
@@ -64,6 +68,7 @@ def test_files_are_ingested_and_verified(quiver_spark: Any, lake: Lake, tmp_path
     [
         (("ingest", "t.x", "missing.log"), "error: topic t.x does not exist"),
         (("archive", "t.x", "there"), "error: topic t.x does not exist"),
+        (("replay", "there", "t", "--since", "noon"), "error: --since is a time such as 2026-01-31T12:00:00Z, not 'noon'"),
         (("verify", "t", "--consumed", "c1"), "error: --consumed is NAME=VALUE, not 'c1'"),
         (("verify", "t", "--consumed", "c=none.jsonl"), "error: Path does not exist: "),
         (("verify", "t", "--consumed", "c=none.jsonl", "--format", "xml"), "error: the format 'xml' is not known"),

@@ -1,10 +1,11 @@
-"""`quiver spark ingest|archive|verify`: bulk jobs on Spark, with a bar of its tasks and a table at the end.
+"""`quiver spark ingest|archive|replay|verify`: bulk jobs on Spark, with a bar of its tasks and a table at the end.
 
 Rule: the work is in `quiver.spark`; here are words, bars and exit codes.
 """
 
 from __future__ import annotations
 
+import datetime
 from typing import Annotated
 
 import typer
@@ -14,7 +15,24 @@ from quiver.cli.options import AsJson, DataDir, Servers, examples, find_cluster,
 from quiver.cli.progress import SparkTasks
 from quiver.cli.render import print_json, table
 from quiver.cli.spark_job import Conf, Format, Master, State, Topic, session
+from quiver.errors import InvalidRequestError
 from quiver.types import check_topic_name
+
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", show_default=False, help="Only messages of this time (ISO, UTC) and later."),
+]
+Until = Annotated[
+    str | None, typer.Option(metavar="TIME", show_default=False, help="Only messages from before this time.")
+]
+Partitions = Annotated[
+    list[int] | None,
+    typer.Option("--partition", min=0, metavar="N", show_default=False, help="Only this one, may be repeated."),
+]
+Offsets = Annotated[
+    tuple[int, int] | None,
+    typer.Option(metavar="FIRST END", show_default=False, help="Only these offsets of each partition, END exclusive."),
+]
 
 _commands = typer.Typer(no_args_is_help=True, help="Bulk jobs on Spark: files and archives into topics, and back.")
 
@@ -27,6 +45,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "quiver spark ingest logs /var/log/app/*.log",
             "quiver spark archive logs /archive",
+            "quiver spark replay /archive again --source logs",
             "quiver spark verify logs --produced sent.jsonl --consumed c1=c1.jsonl --consumed c2=c2.jsonl",
         ),
     )
@@ -137,3 +156,71 @@ def archive(
     table("Archived", ("topic", "messages", "files", "batches", "seconds", "archive"), [row])
     if not done.rows:
         say("nothing new: the archive has all that the topic has")
+
+
+@_commands.command(
+    epilog=examples(
+        "quiver spark replay /archive logs",
+        "quiver spark replay /archive again --source logs --since 2026-11-15 --until 2026-11-16",
+        "quiver spark replay s3a://bucket/archive again --source logs --offsets 0 1000000 --spread",
+    )
+)
+def replay(
+    path: Annotated[str, typer.Argument(metavar="DIR", show_default=False, help="Folder of the archive.")],
+    topic: Topic,
+    source: Annotated[
+        str | None, typer.Option(metavar="TOPIC", show_default=False, help="Topic in the archive, if it is another.")
+    ] = None,
+    since: Since = None,
+    until: Until = None,
+    partition: Partitions = None,
+    offsets: Offsets = None,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="Let keys choose partitions. Else: those the messages came from.")
+    ] = False,
+    state: State = None,
+    master: Master = "local[*]",
+    conf: Conf = None,
+    as_json: AsJson = False,
+    servers: Servers = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Send an archive, or a range of it, to a topic: in the order of each partition, each message once.
+
+    The same command again sends only what it has not sent; killed in the middle, it goes on where it was.
+    """
+    check_topic_name(topic)
+    moments = {"since": _moment(since, "--since"), "until": _moment(until, "--until")}
+    found = find_cluster(servers, data_dir)
+    with session("replay", master, conf) as spark, SparkTasks() as bar:
+        from quiver.spark import replay as run
+
+        done = run(
+            spark,
+            path,
+            topic,
+            servers=found,
+            source=source,
+            partitions=partition,
+            offsets=offsets,
+            spread=spread,
+            state=state,
+            on_progress=bar.show,
+            **moments,
+        )
+    if as_json:
+        print_json({"topic": topic, "rows": done.rows, "seconds": round(done.seconds, 3), "state": done.state})
+        return
+    row = (topic, done.rows, done.parts, f"{done.seconds:.1f}", done.state)
+    table("Replayed", ("topic", "messages", "parts", "seconds", "state"), [row])
+    if not done.parts:
+        say("nothing new: this job has sent it all before; remove its state to send it again")
+
+
+def _moment(text: str | None, option: str) -> datetime.datetime | None:
+    if text is None:
+        return None
+    try:
+        return datetime.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidRequestError(f"{option} is a time such as 2026-01-31T12:00:00Z, not {text!r}") from error

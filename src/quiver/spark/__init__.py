@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quiver.spark.jobs.archive import archive
     from quiver.spark.jobs.ingest import ingest
+    from quiver.spark.jobs.replay import replay
     from quiver.spark.jobs.verify import verify
 
-_JOBS = ("archive", "ingest", "verify")
+_JOBS = ("archive", "ingest", "replay", "verify")
 
 
 def register(spark: Any) -> None:
@@ -33,4 +34,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["archive", "ingest", "register", "verify"]
+__all__ = ["archive", "ingest", "register", "replay", "verify"]

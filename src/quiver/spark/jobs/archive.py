@@ -22,6 +22,7 @@ from quiver import Admin, Consumer
 from quiver.errors import CorruptLogError
 from quiver.spark.jobs.archived import FOLDERS, day, file_name, home_of
 from quiver.spark.jobs.folder import Folder
+from quiver.spark.jobs.formats import literal
 from quiver.spark.jobs.running import OnProgress, plain_errors, run_query
 from quiver.spark.jobs.state import open_state
 
@@ -69,11 +70,11 @@ def archive(
     """
     began_s = time.monotonic()
     with Admin(servers) as admin:
-        admin.describe_topic(topic)
+        uid = admin.describe_topic(topic).uid
         if trim:
             admin.alter_topic(topic, {"cleanup": "consumed"})
     with plain_errors():
-        home = open_state(spark, f"{path}/{home_of(topic)}", {"job": "archive", "topic": topic})
+        home = open_state(spark, f"{path}/{home_of(topic)}", {"job": "archive", "topic": topic, "uid": uid})
         session = spark.newSession()
         # As everybody reads it: the default is a format of old that has no time zone.
         session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
@@ -146,8 +147,10 @@ class _Keeper:
         ]
         if not files:
             return Batch(0, [], {})
-        written = frame.sparkSession.read.schema("offset bigint, partition int").parquet(where).groupBy("partition")
-        ends = written.agg(F.count("*").alias("rows"), (F.max("offset") + 1).alias("end")).collect()
+        written = frame.sparkSession.read.schema("offset bigint, partition int").parquet(literal(where))
+        ends = (
+            written.groupBy("partition").agg(F.count("*").alias("rows"), (F.max("offset") + 1).alias("end")).collect()
+        )
         return Batch(sum(row.rows for row in ends), files, {row.partition: row.end for row in ends})
 
     def _place(self, batch: Batch) -> None:

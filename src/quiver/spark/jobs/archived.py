@@ -12,12 +12,13 @@ Rule: pure names, and frames.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from quiver.spark.jobs.formats import absolute
+from quiver.spark.jobs.formats import absolute, literal
 from quiver.types import check_topic_name
 
 # Said, not found out: Spark would take a topic called 2026 for a number.
@@ -27,6 +28,7 @@ SCHEMA: Final = (
 )
 FOLDERS: Final = ("topic", "partition", "date")
 _DAY_US: Final = 86_400_000_000
+_PARTITION: Final = re.compile(r"/partition=([0-9]+)/")
 _NAME: Final = re.compile(r"([0-9]{10,})-([0-9]{5,})\.parquet")
 
 
@@ -45,11 +47,20 @@ def place_of(path: str) -> tuple[int, int] | None:
     return None if found is None else (int(found[1]), int(found[2]))
 
 
+def partition_of(path: str) -> int:
+    """0 for a file that lies elsewhere."""
+    found = _PARTITION.search(path)
+    return 0 if found is None else int(found[1])
+
+
 def day() -> Column:
     """Of the column timestamp, in UTC whatever the session's time zone is."""
     return F.date_from_unix_date(F.floor(F.unix_micros("timestamp") / _DAY_US).cast("int"))
 
 
-def read_archive(spark: SparkSession, path: str, topic: str | None = None) -> DataFrame:
-    rows = spark.read.schema(SCHEMA).option("basePath", absolute(path)).parquet(absolute(path))
-    return rows if topic is None else rows.where(F.col("topic") == topic)
+def read_archive(spark: SparkSession, path: str, topic: str, files: Sequence[str] | None = None) -> DataFrame:
+    """The messages of a topic; of all its files, or of those with these names."""
+    root = absolute(path)
+    inside = [f"topic={topic}"] if files is None else files
+    reader = spark.read.schema(SCHEMA).option("basePath", root)
+    return reader.parquet(*(f"{literal(root)}/{name}" for name in inside))

@@ -56,16 +56,16 @@ class Folder:
         self.sync(f"{name}.tmp")
         self.move(f"{name}.tmp", name)
 
-    def files(self, name: str = "") -> list[str]:
-        """All files below, by their names from here, but those that begin with _ or . and are nobody's data."""
+    def files(self, name: str = "") -> dict[str, int]:
+        """Bytes of all files below by their names from here, but of those that begin with _ or . and are no data."""
         if not self._fs.exists(self._at(name)):
-            return []
-        found, listing = [], self._fs.listFiles(self._at(name), True)
+            return {}
+        found, listing = {}, self._fs.listFiles(self._at(name), True)
         while listing.hasNext():
-            file = listing.next().getPath()
-            if not file.getName().startswith((".", "_")):
-                found.append(file.toString().removeprefix(f"{self.path}/"))
-        return sorted(found)
+            file = listing.next()
+            if not file.getPath().getName().startswith((".", "_")):
+                found[file.getPath().toString().removeprefix(f"{self.path}/")] = file.getLen()
+        return dict(sorted(found.items()))
 
     def move(self, source: str, target: str) -> None:
         """Takes the place of what is there. Done again after a crash, it finds the source gone and the target there."""

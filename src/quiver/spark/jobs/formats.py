@@ -83,8 +83,13 @@ def absolute(path: str) -> str:
     return path if _SCHEME.match(path) else os.path.abspath(path)
 
 
+def literal(path: str) -> str:
+    """A path that Spark does not take for a pattern."""
+    return _SPECIAL.sub(r"\\\1", path)
+
+
 def _pattern(path: str) -> str:
-    return _SPECIAL.sub(r"\\\1", os.path.abspath(path)) if os.path.exists(path) else absolute(path)
+    return literal(os.path.abspath(path)) if os.path.exists(path) else absolute(path)
 
 
 def _root(path: str) -> str:

@@ -23,7 +23,7 @@ from quiver.config import MIB
 from quiver.errors import InvalidRequestError
 from quiver.spark.jobs.formats import Format, check_format, format_of, is_folder, spark_path
 from quiver.spark.jobs.running import OnProgress, plain_errors, run_query
-from quiver.spark.jobs.state import default_state, open_state
+from quiver.spark.jobs.state import Job, default_state, open_state
 
 SPLIT_BYTES_MAX: Final = 32 * MIB
 _FILES_PER_BATCH_MAX: Final = 10_000
@@ -65,11 +65,12 @@ def ingest(
     began_s = time.monotonic()
     paths = [paths] if isinstance(paths, str) else list(paths)
     with Admin(servers) as admin:
-        admin.describe_topic(topic)  # there, before Spark begins
+        uid = admin.describe_topic(topic).uid
     with plain_errors():
         chosen = format_of(paths) if format is None else check_format(format)
         source = spark_path(paths, is_folder=chosen == "parquet" and all(map(is_folder, paths)))
-        job = {"job": "ingest", "topic": topic, "source": source, "format": chosen, "key": key, "value": value}
+        job: Job = {"job": "ingest", "topic": topic, "uid": uid, "source": source, "format": chosen}
+        job = {**job, "key": key, "value": value}
         kept = open_state(spark, state or default_state(job), job)
         session = spark.newSession()
         for name, setting in _CUT.items():

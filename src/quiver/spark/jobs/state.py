@@ -37,6 +37,10 @@ def open_state(spark: SparkSession, path: str, job: Job) -> Folder:
     known = msgspec.json.decode(kept, type=dict[str, str | list[str] | None])
     for name in sorted(known.keys() | job.keys()):
         if known.get(name) != job.get(name):
+            if name == "uid":
+                raise InvalidRequestError(
+                    f"topic {job['topic']} was deleted and made again since {path} was begun: use another folder"
+                )
             raise InvalidRequestError(
                 f"{path} keeps the state of another job: there {name} is {_said(known.get(name))}, "
                 f"here {_said(job.get(name))}; use another --state, or remove it to begin anew"

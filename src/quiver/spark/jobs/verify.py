@@ -91,7 +91,8 @@ def verify(
             rows = read_archive(spark, archive, topic)
             sides.append(Side(ARCHIVE, normal(rows, topic, id), False))
         if servers is not None:
-            rows = spark.read.format("quiver").options(servers=servers, topic=topic).load()
+            reader = spark.read.format("quiver").options(servers=servers, topic=topic)
+            rows = (reader.option("columns", "topic,partition,offset,value") if id is None else reader).load()
             sides.append(Side(STORED, normal(rows, topic, id), False))
         if not sides:
             raise InvalidRequestError("there is nothing to verify: name the logs of consumers, an archive or a cluster")
