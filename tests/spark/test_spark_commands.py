@@ -68,7 +68,10 @@ def test_files_are_ingested_and_verified(quiver_spark: Any, lake: Lake, tmp_path
     [
         (("ingest", "t.x", "missing.log"), "error: topic t.x does not exist"),
         (("archive", "t.x", "there"), "error: topic t.x does not exist"),
-        (("replay", "there", "t", "--since", "noon"), "error: --since is a time such as 2026-01-31T12:00:00Z, not 'noon'"),
+        (
+            ("replay", "there", "t", "--since", "noon"),
+            "error: --since is a time such as 2026-01-31T12:00:00Z, not 'noon'",
+        ),
         (("verify", "t", "--consumed", "c1"), "error: --consumed is NAME=VALUE, not 'c1'"),
         (("verify", "t", "--consumed", "c=none.jsonl"), "error: Path does not exist: "),
         (("verify", "t", "--consumed", "c=none.jsonl", "--format", "xml"), "error: the format 'xml' is not known"),
