@@ -48,6 +48,7 @@ class Group:
         self.entries: list[Committed] = []  # entry 1 first
         self.frames: dict[tuple[int, int], bytes] = {}  # (index, term) -> checksums, of any that was sent
         self.leaders: dict[int, int] = {}  # term -> replica
+        self.ruling: dict[int, list[Membership]] = {}  # term -> those its leader counted by, committed or not
         self.membership: Membership | None = None  # the last one that is committed
         self.votes: dict[tuple[int, int], int] = {}  # (replica, term) -> for whom
         self.would: dict[tuple[int, int], dict[int, None]] = {}  # (candidate, term) -> who said it would vote for it
@@ -103,6 +104,9 @@ class Ledger:
         if known != raft.me:
             detail = f"{_name(known)} and {_name(raft.me)} lead term {raft.term} of {group.uid}"
             raise Violation("1 one leader", detail)
+        ruling = group.ruling.setdefault(raft.term, [])
+        if raft.membership not in ruling:
+            ruling.append(raft.membership)
         under_way = [index for index, _ in raft.memberships if index > max(raft.commit, group.commit)]
         if len(under_way) > 1:
             raise Violation("one change at a time", f"{node.name} has memberships at {under_way} under way")
@@ -218,7 +222,8 @@ class Ledger:
         group.sequences[batch[:2]] = header.sequence + header.record_count
 
     def _check_majority(self, raft: Raft, group: Group, header: FrameHeader) -> None:
-        for _, membership in reversed(raft.memberships):
+        # A leader counts by the newest membership of its log, which a follower may not have yet.
+        for membership in (*group.ruling.get(raft.term, ()), *(known for _, known in raft.memberships)):
             holders = [voter for voter in membership.voters if self._holds(voter, group.uid, header)]
             if membership.has_majority(holders):
                 return
