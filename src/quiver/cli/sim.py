@@ -84,7 +84,7 @@ def _run(seeds: range, jobs: int, events_max: int | None, hours_max: float | Non
     from quiver.testing.sim.campaign import reports
 
     began_s = time.monotonic()
-    done, events, simulated_s, acknowledged, commands, broken = 0, 0, 0.0, 0, 0, []
+    done, events, simulated_s, acknowledged, commands, read, broken = 0, 0, 0.0, 0, 0, 0, []
     found = reports(seeds, jobs=jobs)
     try:
         for report in _with_bar(found, len(seeds)):
@@ -93,6 +93,7 @@ def _run(seeds: range, jobs: int, events_max: int | None, hours_max: float | Non
             simulated_s += report.simulated_s
             acknowledged += report.acknowledged
             commands += report.commands
+            read += report.read
             if report.violation:
                 broken.append(report.seed)
                 if len(broken) <= _VIOLATIONS_TOLD_MAX:
@@ -104,7 +105,8 @@ def _run(seeds: range, jobs: int, events_max: int | None, hours_max: float | Non
         spent_s = max(time.monotonic() - began_s, 1e-9)
         print(
             f"{done} seeds, {events:,} events, {events / spent_s:,.0f} events/s, {simulated_s / 3600:.2f} simulated "
-            f"hours, {acknowledged:,} records and {commands:,} commands acknowledged, {len(broken)} with a violation"
+            f"hours, {acknowledged:,} records and {commands:,} commands acknowledged, {read:,} records read by groups, "
+            f"{len(broken)} with a violation"
         )
     if broken:
         print("Again: " + ", ".join(f"quiver sim --seed {seed}" for seed in broken[:_VIOLATIONS_TOLD_MAX]))

@@ -32,6 +32,7 @@ from quiver.errors import (
     NoCommittedPositionError,
     OffsetOutOfRangeError,
     QuiverError,
+    UnavailableError,
     UnknownPartitionError,
 )
 from quiver.types import TopicInfo, check_topic_name
@@ -172,8 +173,7 @@ class ConsumerEngine:
                 self._fetch(topic.name, number, offset, _FETCH_BYTES_MIN)
 
     async def _first_offset(self, topic: str, partition: int, epoch: int) -> int:
-        if partition >= len((await self._cluster.topic(topic)).partitions):
-            self._cluster.forget_topic(topic)
+        await self._cluster.retrying(lambda: self._find(topic, partition))
         committed = await self.stored.claim(topic, partition, epoch)
         if committed is not None:
             return committed
@@ -192,6 +192,12 @@ class ConsumerEngine:
             # Else whoever has it next would begin at another place than here.
             await self.stored.pin((topic, partition), offset)
         return offset
+
+    async def _find(self, topic: str, partition: int) -> None:
+        """The group may give what the node that was asked has not heard of yet."""
+        if partition >= len((await self._cluster.topic(topic)).partitions):
+            self._cluster.forget_topic(topic)
+            raise UnavailableError(f"{topic}-{partition} is not known everywhere yet")
 
     # -- what the group gives and takes ----------------------------------------------------------------------------
 
@@ -323,9 +329,11 @@ class ConsumerEngine:
             for fetcher in self._fetchers.values():
                 await fetcher.stop()
             try:
-                if self._started:
-                    await self.stored.commit_last(failed=failed)
-                await self._stop_reading()
+                try:
+                    if self._started:
+                        await self.stored.commit_last(failed=failed)
+                finally:
+                    await self._stop_reading()  # what could not be stored is no reason to stay a member
             finally:
                 await self._cluster.close()
                 self.backlog.clear()

@@ -6,7 +6,7 @@ outside the simulator can turn one on.
 Rule: a plant is one mistake, as small as it would be made.
 """
 
-from quiver.testing.plants import consensus, metadata, storage
+from quiver.testing.plants import consensus, groups, metadata, storage
 from quiver.testing.plants.registry import PLANTS, Plant, planted
 
-__all__ = ["PLANTS", "Plant", "consensus", "metadata", "planted", "storage"]
+__all__ = ["PLANTS", "Plant", "consensus", "groups", "metadata", "planted", "storage"]

@@ -14,8 +14,9 @@ from multiprocessing import get_context
 from typing import Final, NamedTuple
 
 from quiver.testing.plants import planted
+from quiver.testing.sim.group_run import GroupsPlay
 from quiver.testing.sim.manager_run import ManagersPlay
-from quiver.testing.sim.run import play, run_seed
+from quiver.testing.sim.run import BrokersPlay, Outcome, play
 
 TRACE_LINES: Final = 60
 _AHEAD: Final = 4  # runs given to each process before their results are taken
@@ -30,28 +31,31 @@ class Report(NamedTuple):
     digest: int
     acknowledged: int  # records
     commands: int  # the same of managers
+    read: int  # records that members of groups have read
     violation: str
     story: list[str]
 
 
 def report(seed: int, plant: str = "", lines: int = TRACE_LINES) -> Report:
-    """Runs one seed: its brokers, then its managers."""
+    """Runs one seed: its brokers, its managers, then its groups, up to the first violation."""
+    runs: list[Outcome] = []
     with planted(plant):
-        brokers = found = run_seed(seed)
-        managers = None
-        if brokers.violation is None:
-            managers = found = play(ManagersPlay(seed))
-    violation, story = "", []
+        for kind in (BrokersPlay, ManagersPlay, GroupsPlay):
+            runs.append(play(kind(seed)))
+            if runs[-1].violation is not None:
+                break
+    found, violation, story = runs[-1], "", list[str]()
     if found.violation is not None:
         violation = str(found.violation)
         story = [*found.trace.last(lines), "", *found.state]
         if found.violation.__cause__ is not None:
             story += ["", *"".join(traceback.format_exception(found.violation.__cause__)).splitlines()]
-    events, simulated_s, digest, commands = brokers.events, brokers.simulated_s, brokers.digest, 0
-    if managers is not None:
-        events, simulated_s = events + managers.events, simulated_s + managers.simulated_s
-        digest, commands = digest << 32 | managers.digest, managers.acknowledged
-    return Report(seed, events, simulated_s, digest, brokers.acknowledged, commands, violation, story)
+    digest = 0
+    for run in runs:
+        digest = digest << 32 | run.digest
+    acknowledged, commands, read = ([run.acknowledged for run in runs] + [0, 0])[:3]
+    events, simulated_s = sum(run.events for run in runs), sum(run.simulated_s for run in runs)
+    return Report(seed, events, simulated_s, digest, acknowledged, commands, read, violation, story)
 
 
 def reports(seeds: Iterable[int], plant: str = "", jobs: int = 1) -> Iterator[Report]:

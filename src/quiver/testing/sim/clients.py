@@ -42,6 +42,7 @@ class Clients:
         self.found: list[Violation] = []
         self.stopping = False
         self.calls = 0
+        self._epochs = 0
         self.ends: dict[tuple[str, int], int] = {}  # the highest offset anybody was told of, by partition
 
     def begin(self, actor: Any) -> None:
@@ -60,6 +61,11 @@ class Clients:
 
     async def pause(self, mean_s: float) -> None:
         await asyncio.sleep(self.chance.expovariate(1 / mean_s))
+
+    def next_epoch(self) -> int:
+        """As managers count them: each is used once."""
+        self._epochs += 2
+        return self._epochs
 
     def any_node(self) -> int:
         return self.chance.choice([*self.network.nodes])

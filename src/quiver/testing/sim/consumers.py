@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from quiver.errors import ConflictError, CorruptLogError, OffsetOutOfRangeError, QuiverError, UnavailableError
+from quiver.errors import (
+    ConflictError,
+    CorruptLogError,
+    MemberFencedError,
+    OffsetOutOfRangeError,
+    QuiverError,
+    UnavailableError,
+)
 from quiver.testing.history import Reader
 from quiver.testing.sim.clients import Clients, leader_after
 from quiver.testing.sim.world import Violation
@@ -44,6 +51,8 @@ class Consumer:
         self._node = clients.any_node()
         self._offset = 0
         self._floor = -1  # a committed position that was acknowledged
+        self._epoch = 0  # of its last claim
+        self._claimed = False  # whether that was acknowledged
         self._rewinds: list[int] = []  # seeks of unknown outcome: they may still come
         self._reader: Reader = clients.history.reader(name)
         self._reader.jumped(topic, partition, 0)
@@ -58,6 +67,8 @@ class Consumer:
                 self._moved(error)
             except ConflictError:
                 pass  # an earlier commit of unknown outcome came through
+            except MemberFencedError:
+                self._fenced()
             except QuiverError as error:
                 self._node = leader_after(clients, error, self._node)
                 await clients.pause(0.05)
@@ -73,8 +84,12 @@ class Consumer:
             await self._find_position()
         elif what < 0.95:
             await self._list_offset()
-        elif what < 0.97:
+        elif what < 0.96:
             await self._open_again()
+        elif what < 0.97:
+            await self._claim()
+        elif what < 0.98:
+            await self._commit_late()
         elif what < 0.99:
             self._node = clients.any_node()  # a follower will do
         await clients.pause(0.05)
@@ -108,7 +123,7 @@ class Consumer:
             expected = self._floor
         elif kind < 0.4:  # an old commit that comes late: it must not move the position back
             offset = clients.chance.randint(0, self._offset)
-        position = Position(self._name, offset, rewind, expected)
+        position = Position(self._name, offset, rewind, expected, self._epoch)
         reply, _ = await clients.call(self._node, CommitPosition(self._topic, self._partition, position))
         if rewind:
             self._rewinds.remove(offset)
@@ -117,6 +132,29 @@ class Consumer:
             raise Violation("7 positions", f"{self._name} committed {offset} and is told {reply.offset}")
         else:
             self._floor = max(self._floor, offset)
+
+    def _fenced(self) -> None:
+        if self._claimed:
+            raise Violation("no fenced commit", f"{self._name} is refused and has claimed {self._epoch}, the last one")
+        self._epoch = 0
+
+    async def _claim(self) -> None:
+        """As a member of a group does that takes over from another."""
+        self._epoch, self._claimed = self._clients.next_epoch(), False
+        position = Position(self._name, 0, epoch=self._epoch, act="claim")
+        await self._clients.call(self._node, CommitPosition(self._topic, self._partition, position))
+        self._claimed = True
+
+    async def _commit_late(self) -> None:
+        """As one that was away and does not know that another has claimed since."""
+        if not self._claimed:
+            return
+        position = Position(self._name, self._offset, True, epoch=self._epoch - 1)
+        try:
+            await self._clients.call(self._node, CommitPosition(self._topic, self._partition, position))
+        except MemberFencedError:
+            return
+        raise Violation("no fenced commit", f"{self._name} stores with epoch {self._epoch - 1} after {self._epoch}")
 
     async def _find_position(self) -> int:
         clients = self._clients

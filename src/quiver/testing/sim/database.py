@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from quiver.metadata.groups import Group
 from quiver.metadata.image import difference, entities_of
-from quiver.metadata.state import Broker, Consumer, Counters, Manager, Producer, Put, Remove, State, Topic
+from quiver.metadata.state import Broker, Consumer, Counters, Entity, Manager, Producer, Put, Remove, State, Topic
 
 _VERSIONS_MAX = 4  # so many of the last transactions may be lost
 
@@ -24,10 +25,10 @@ OnWrite = Callable[[int, int], None]
 
 
 def key_of(entity: Any) -> Key:
-    return type(entity).__name__, entity.name if isinstance(entity, Topic) else entity.id
+    return type(entity).__name__, entity.name if isinstance(entity, (Topic, Group)) else entity.id
 
 
-def image_of(counters: Counters, entities: Iterable[Topic | Producer | Consumer | Broker | Manager]) -> int:
+def image_of(counters: Counters, entities: Iterable[Entity]) -> int:
     """A number that stands for all rows."""
     encode = msgspec.msgpack.encode
     rows = sorted(type(entity).__name__.encode() + encode(entity) for entity in entities)
@@ -111,4 +112,6 @@ def _state_of(entities: Mapping[Key, Any]) -> State:
                 state.brokers[entity.id] = entity
             case Manager():
                 state.managers[entity.id] = entity
+            case Group():
+                state.groups[entity.name] = entity
     return state

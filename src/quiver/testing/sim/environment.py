@@ -48,7 +48,7 @@ def _watches(ledger: Ledger) -> list[tuple[type, str, Any]]:
         refused = apply(state, header, payload)
         node = _running_node()
         if node is not None:
-            ledger.applied(node, state, header, payload)
+            ledger.applied(node, state, header, payload, refused)
         return refused
 
     truncate: Callable[[PartitionLog, int], None] = PartitionLog.truncate_suffix

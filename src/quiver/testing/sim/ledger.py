@@ -54,6 +54,7 @@ class Group:
         self.would: dict[tuple[int, int], dict[int, None]] = {}  # (candidate, term) -> who said it would vote for it
         self.acknowledged: dict[int, dict[int, int]] = {}  # replica -> term -> index that it had on disk and said so
         self.positions: dict[str, int] = {}
+        self.epochs: dict[str, int] = {}  # of who claimed last
         self.sequences: dict[tuple[int, int], int] = {}  # (producer, epoch) -> the next one
         self.images: dict[int, int] = {}  # index -> checksum of the state after it
         self.next_offset = 0
@@ -151,7 +152,10 @@ class Ledger:
 
     # -- what is applied -----------------------------------------------------------------------------------------
 
-    def applied(self, node: Node, state: PartitionState, header: FrameHeader, payload: Any) -> None:
+    def applied(
+        self, node: Node, state: PartitionState, header: FrameHeader, payload: Any, refused: Sequence[int]
+    ) -> None:
+        """`refused`: which of the positions in the entry."""
         try:
             self._check_applied(node, state, header, payload)
         except Violation as violation:
@@ -205,7 +209,7 @@ class Ledger:
             group.membership = membership
         elif header.kind == Kind.POSITIONS:
             for position in _positions_decoder.decode(payload):
-                _move(group.positions, position)
+                _move(group, position)
                 positions[position.consumer] = group.positions.get(position.consumer)
         group.entries.append(Committed(header, positions))
 
@@ -347,11 +351,15 @@ class Ledger:
             raise Violation("9 no bad frame", f"{node.name} sends entries up to {index}, not {message.last}")
 
 
-def _move(positions: dict[str, int], position: Position) -> None:
+def _move(group: Group, position: Position) -> None:
     """What a position entry does, written down once more."""
-    known = positions.get(position.consumer, -1)
-    if position.expected is None or position.expected == known:
-        positions[position.consumer] = position.offset if position.rewind else max(known, position.offset)
+    known, claimed = group.positions.get(position.consumer, -1), group.epochs.get(position.consumer, 0)
+    if position.expected not in (None, known):
+        return
+    if position.act == "claim":
+        group.epochs[position.consumer] = max(claimed, position.epoch)
+    elif position.epoch in (0, claimed):
+        group.positions[position.consumer] = position.offset if position.rewind else max(known, position.offset)
 
 
 def _name(replica: int) -> str:

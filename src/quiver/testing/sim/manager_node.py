@@ -79,7 +79,10 @@ class ManagerNode(Node):
             return
         self._view = QuorumView(quorum)
         peers.on_message, peers.on_link = quorum.receive, quorum.link_changed
-        self._begin(quorum.start(_CLUSTER))
+        self._begin(self._start(quorum))
+
+    async def _start(self, quorum: MetadataQuorum) -> None:
+        await quorum.start(_CLUSTER)
 
     def _open(self, peers: Any) -> MetadataQuorum:
         """As `Manager.start` does it, with a quorum that is there already."""
@@ -151,15 +154,16 @@ class ManagerNode(Node):
         if self._view is not None:
             self._begin(self._answer(self._view.quorum, request, reply))
 
-    async def _answer(
-        self, quorum: MetadataQuorum, request: Propose | Confirm, reply: Callable[[Any, bytes], None]
-    ) -> None:
+    async def _answer(self, quorum: MetadataQuorum, request: Any, reply: Callable[[Any, bytes], None]) -> None:
         answer: Any
         try:
-            if isinstance(request, Propose):
-                answer = await quorum.propose(request.command)
-            else:
-                answer = await quorum.confirm()
+            answer = await self._do(quorum, request)
         except QuiverError as error:
             answer = error
         reply(answer, b"")
+
+    async def _do(self, quorum: MetadataQuorum, request: Any) -> Any:
+        if isinstance(request, Propose):
+            return await quorum.propose(request.command)
+        assert isinstance(request, Confirm)
+        return await quorum.confirm()

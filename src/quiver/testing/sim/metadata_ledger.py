@@ -10,7 +10,7 @@ from typing import Any
 
 from quiver.errors import RequestError
 from quiver.manager.quorum import METADATA_UID, MetadataQuorum
-from quiver.metadata.commands import decode_command
+from quiver.metadata.commands import Command, decode_command
 from quiver.metadata.state import State
 from quiver.testing.sim.database import state_image
 from quiver.testing.sim.ledger import Group, Ledger
@@ -35,12 +35,15 @@ class MetadataLedger(Ledger):
 
     def _enter_command(self, index: int, payload: bytes) -> None:
         command = decode_command(payload)
-        if (before := self.places.setdefault(payload, index)) != index:
-            raise Violation("once", f"{command} is in the log at {before} and at {index}")
+        self._check_once(command, payload, index)
         try:
             self.results[index] = self._model.apply(command).result
         except RequestError as refusal:
             self.results[index] = refusal
+
+    def _check_once(self, command: Command, payload: bytes, index: int) -> None:
+        if (before := self.places.setdefault(payload, index)) != index:
+            raise Violation("once", f"{command} is in the log at {before} and at {index}")
 
     def applied_command(
         self, node: Node, quorum: MetadataQuorum, header: FrameHeader, payload: bytes, result: Any

@@ -36,6 +36,7 @@ class Network:
         self.straggler = 0.0  # the share of messages that take very long
         self.ordered = False  # as on one connection: what was sent first arrives first
         self._arrivals_s: dict[tuple[int, int], float] = {}  # of the last message on each way
+        self.on_death: Callable[[Node], None] = lambda node: None
 
     def add(self, node: Node) -> None:
         for other in self.nodes:
@@ -85,6 +86,7 @@ class Network:
             self._expect_change(sender, to, self._chance.uniform(0.05, 1.0))
 
     def node_died(self, node: Node) -> None:
+        self.on_death(node)
         for other in self.nodes:
             if other != node.id:
                 self._expect_change(node.id, other, self._chance.uniform(0.001, 0.1))

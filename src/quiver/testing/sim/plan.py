@@ -126,3 +126,52 @@ def plan_managers(chance: random.Random) -> Plan:
         weights={fault: (10.0 if fault in liked else 0.3) for fault in MANAGER_FAULTS},
         raft=dataclasses.replace(plan.raft, quiesce_ms=_NEVER_MS),
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """A consumer group on top of that."""
+
+    partitions: int
+    members_max: int
+    session_s: float
+    release_s: float
+    commit_interval_s: float | None
+    strategy: str
+    start: str
+    resets: bool
+    event_interval_s: float  # between two things that happen to members, partitions or their broker
+    weights: dict[str, float]
+
+
+GROUP_EVENTS = ("join", "leave", "kill", "pause", "all leave", "more partitions", "kill broker", "cut power of broker")
+
+
+def plan_groups(chance: random.Random) -> tuple[Plan, GroupPlan]:
+    """Managers and one broker, with members that come and go."""
+    pick, plan = chance.choice, plan_managers(chance)
+    liked = chance.sample(GROUP_EVENTS, pick((2, 3, 4)))
+    resets = chance.random() < 0.4
+    weights = {event: (5.0 if event in liked else 1.0) for event in GROUP_EVENTS} | {"join": 8.0}
+    if resets:  # who resets is let only while nobody is there
+        weights |= {"all leave": 8.0, "pause": 5.0}
+    log = dataclasses.replace(plan.log, retention_bytes=None, checkpoint_bytes=pick((3000, 20_000)))
+    managers = dataclasses.replace(
+        plan,
+        log=log,
+        duration_s=pick((5.0, 8.0)),
+        fault_interval_s=pick((0.5, 1.5, 5.0)),
+        loss=pick((0.0, 0.0, 0.0, 0.01)),
+    )
+    return managers, GroupPlan(
+        partitions=pick((1, 2, 4)),
+        members_max=pick((2, 3, 4)),
+        session_s=pick((0.5, 1.0, 2.0)),
+        release_s=pick((0.5, 1.5)),
+        commit_interval_s=pick((None, 0.05, 0.3)),
+        strategy=pick(("sticky", "sticky", "range", "round-robin")),
+        start=pick(("earliest", "earliest", "latest")),
+        resets=resets,
+        event_interval_s=pick((0.15, 0.4)),
+        weights=weights,
+    )

@@ -14,6 +14,7 @@ import contextlib
 import contextvars
 import heapq
 import math
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
@@ -172,6 +173,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.stash = []
         tasks, self._tasks = self._tasks, {}
         _set_running_loop(self)
+        before, sys.unraisablehook = sys.unraisablehook, _ignore_last_words
         try:
             for task in tasks:
                 if not task.done():
@@ -181,6 +183,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     with contextlib.suppress(RuntimeError):  # it wanted to wait once more
                         coroutine.close()
         finally:
+            sys.unraisablehook = before
             _set_running_loop(None)
             self._handles.clear()
 
@@ -192,6 +195,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         pass
+
+
+def _ignore_last_words(what: sys.UnraisableHookArgs) -> None:
+    """A coroutine that was closed wanted to wait once more: its process is gone."""
+    if not isinstance(what.exc_value, RuntimeError):
+        sys.__unraisablehook__(what)
 
 
 class VirtualClock:
