@@ -6,8 +6,6 @@ import contextlib
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -17,74 +15,32 @@ from pathlib import Path
 import pytest
 
 from quiver import Admin, Producer
-from tests.system.kit import ENVIRON, create_topic, until
+from tests.system.group_kit import Members
+from tests.system.kit import create_topic, until
 from tests.system.managed_kit import ManagedCluster
 
 PARTITIONS = 12
 SESSION_S = 2.0
 
 
-class Members:
-    """Member processes, and all that they have read: (partition, offset) -> [(member, time)]."""
+def seen(members: Members) -> dict[tuple[int, int], list[tuple[int, float]]]:
+    """All that was read: (partition, offset) -> [(member, time)]."""
+    found: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
+    for number, member in enumerate(members.all):
+        for read in member.reads[:]:
+            for offset in range(read.first, read.end):
+                found[read.partition, offset].append((number, read.at_s))
+    return found
 
-    def __init__(self, servers: str, topic: str, commit_s: float = 0.2) -> None:
-        self._arguments = [servers, topic, "g", str(SESSION_S), str(commit_s)]
-        self.processes: list[subprocess.Popen[str]] = []
-        self._threads: list[threading.Thread] = []
-        self._reads: list[tuple[int, int, int, float]] = []  # only ever appended to, by the threads that read
 
-    def start(self) -> int:
-        command = [sys.executable, "-m", "tests.system.group_member", *self._arguments]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=ENVIRON)
-        self.processes.append(process)
-        number = len(self.processes) - 1
-        thread = threading.Thread(target=self._read, args=(number, process), daemon=True)
-        thread.start()
-        self._threads.append(thread)
-        return number
-
-    def _read(self, number: int, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            partition, offset, at_s = line.split()
-            self._reads.append((int(partition), int(offset), number, float(at_s)))
-
-    @property
-    def seen(self) -> dict[tuple[int, int], list[tuple[int, float]]]:
-        found: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
-        for partition, offset, number, at_s in self._reads[:]:
-            found[partition, offset].append((number, at_s))
-        return found
-
-    def kill(self, number: int) -> None:
-        self.processes[number].kill()
-        self.processes[number].wait()
-
-    def stop(self, number: int) -> None:
-        process = self.processes[number]
-        assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(30) == 0
-
-    def owners(self, since_s: float) -> dict[int, set[int]]:
-        found: dict[int, set[int]] = defaultdict(set)
-        for (partition, _), reads in self.seen.items():
-            found[partition] |= {number for number, at_s in reads if at_s > since_s}
-        return found
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
-            assert process.stdin is not None and process.stdout is not None
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-        for thread in self._threads:
-            thread.join(10)
-        for process in self.processes:
-            assert process.stdout is not None
-            process.stdout.close()
+def readers(members: Members, since_s: float) -> dict[int, set[int]]:
+    """Who has read from each partition since then."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for number, member in enumerate(members.all):
+        for read in member.reads[:]:
+            if read.at_s > since_s:
+                found[read.partition].add(number)
+    return found
 
 
 @contextlib.contextmanager
@@ -112,7 +68,7 @@ def until_shared(members: Members, numbers: set[int]) -> dict[int, int]:
     """Who reads which partition, once each is read by one and everyone has a share."""
 
     def find() -> dict[int, int] | None:
-        owners = members.owners(time.monotonic() - 0.5)
+        owners = readers(members, time.monotonic() - 0.5)
         if len(owners) == PARTITIONS and all(len(one) == 1 for one in owners.values()):
             found = {partition: next(iter(one)) for partition, one in owners.items()}
             return found if set(found.values()) == numbers else None
@@ -123,14 +79,14 @@ def until_shared(members: Members, numbers: set[int]) -> dict[int, int]:
 
 
 def gaps(members: Members, partition: int, since_s: float, until_s: float) -> float:
-    times = sorted(at_s for (p, _), reads in members.seen.items() if p == partition for _, at_s in reads)
+    times = sorted(at_s for (p, _), reads in seen(members).items() if p == partition for _, at_s in reads)
     times = [at_s for at_s in times if since_s <= at_s <= until_s]
     return max((b - a for a, b in itertools.pairwise(times)), default=float("inf"))
 
 
 def until_all_read(members: Members, rounds: int) -> None:
-    until(lambda: len(members.seen) >= rounds * PARTITIONS)
-    assert set(members.seen) == {(p, offset) for p in range(PARTITIONS) for offset in range(rounds)}
+    until(lambda: len(seen(members)) >= rounds * PARTITIONS)
+    assert set(seen(members)) == {(p, offset) for p in range(PARTITIONS) for offset in range(rounds)}
 
 
 @pytest.fixture
@@ -141,13 +97,12 @@ def cluster(tmp_path: Path) -> Iterator[ManagedCluster]:
 
 
 def test_one_of_four_is_killed_and_only_its_partitions_pause(cluster: ManagedCluster) -> None:
-    members = Members(cluster.servers, "t")
-    try:
+    with Members(cluster.servers, "t", SESSION_S) as members:
         with load(cluster.servers, "t") as rounds:
             numbers = {members.start() for _ in range(4)}
             before = until_shared(members, numbers)
             killed_s = time.monotonic()
-            members.kill(3)
+            members.all[3].kill()
             after = until_shared(members, numbers - {3})
             until(lambda: time.monotonic() > killed_s + SESSION_S + 1)
         moved = {partition for partition, owner in before.items() if owner == 3}
@@ -157,33 +112,28 @@ def test_one_of_four_is_killed_and_only_its_partitions_pause(cluster: ManagedClu
             gap_s = gaps(members, partition, killed_s - 0.5, now_s)
             assert gap_s < (SESSION_S + 1 if partition in moved else 0.8), f"{partition} paused for {gap_s:.2f} s"
         until_all_read(members, rounds[0])
-    finally:
-        members.close()
 
 
 def test_members_come_and_go_and_nothing_is_lost(cluster: ManagedCluster) -> None:
     """Also while the primary is killed. Twice read is only what the one that was killed had not stored."""
-    members = Members(cluster.servers, "t")
-    try:
+    with Members(cluster.servers, "t", SESSION_S) as members:
         with load(cluster.servers, "t") as rounds:
             for _ in range(3):
                 members.start()
             until_shared(members, {0, 1, 2})
-            members.stop(0)
+            members.all[0].stop()
             until_shared(members, {1, 2})
             os.kill(cluster.manager_pid(cluster.primary()), signal.SIGKILL)
             members.start()
             until_shared(members, {1, 2, 3})
-            members.kill(1)
+            members.all[1].kill()
             until_shared(members, {2, 3})
         until_all_read(members, rounds[0])
-        twice = {place: reads for place, reads in members.seen.items() if len(reads) > 1}
+        twice = {place: reads for place, reads in seen(members).items() if len(reads) > 1}
         assert all(reads[0][0] == 1 for reads in twice.values()), "only of the one that was killed"
         for number in (2, 3):
-            members.stop(number)
+            members.all[number].stop()
         with Admin(cluster.servers) as admin:
             info, positions = admin.describe_group("g")
         assert info.member_count == 0
         assert [one.lag for one in positions] == [0] * PARTITIONS, "a clean end stores everything"
-    finally:
-        members.close()
