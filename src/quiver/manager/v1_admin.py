@@ -42,6 +42,7 @@ from quiver.metadata.state import Topic as TopicState
 from quiver.metadata.state import check_partition
 from quiver.wire.fields import CONSUMER_NAME_MAX
 from quiver.wire.messages import (
+    OFFSET_AFTER,
     CommitPosition,
     GetPosition,
     ListOffset,
@@ -124,8 +125,8 @@ class Administration:
         return answer(Offsets(topic.name, await _each(numbers, ask)))
 
     async def _offset_at(self, topic: TopicState, partition: int, timestamp: int) -> int:
-        # -1 and -2 mean something else on the wire; a moment earlier finds no less.
-        moment = min(timestamp, -3) if timestamp < 0 else timestamp
+        # The last moments before 1970 mean something else on the wire; one that is earlier finds no less.
+        moment = min(timestamp, OFFSET_AFTER - 1) if timestamp < 0 else timestamp
         reply, _ = await self._registry.link_of(topic.name, partition).call(ListOffset(topic.name, partition, moment))
         assert isinstance(reply, ListOffsetReply)
         return reply.offset
