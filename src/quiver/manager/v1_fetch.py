@@ -45,6 +45,11 @@ class Fetching:
 
         records_max = query.max_records or (RECORDS_MAX if media == ARROW else FETCH_RECORDS_DEFAULT)
         pieces, following = pieces_of(payload, offset, records_max)
+        while following > offset and not any(piece.offsets for piece in pieces):
+            # Compaction left nothing there, and an empty answer would look like the end.
+            offset = following
+            reply, payload = await self._wait(call, topic, partition, offset)
+            pieces, following = pieces_of(payload, offset, records_max)
         headers = (
             (NEXT_HEADER, str(following)),
             (START_HEADER, str(reply.start_offset)),
