@@ -18,10 +18,13 @@ from quiver.errors import (
     MessageTooLargeError,
     NoConsumersError,
     QuiverError,
+    RequestError,
     UnavailableError,
     UnknownTopicError,
 )
+from quiver.metadata import commands
 from quiver.wire.admin_messages import ConsumersReply
+from quiver.wire.messages import CommitPosition, Position
 from tests.manager.nodes_kit import QUICK, Nodes, play, until, until_true
 
 CLEANING = dataclasses.replace(QUICK, retention_check_s=0.1)
@@ -131,10 +134,72 @@ def test_registered_consumer_that_has_read_nothing_keeps_everything(tmp_path: Pa
             asked = watch_questions(nodes)
             await admin.alter_topic("logs", {"cleanup": "consumed"})
             await until(lambda: len(asked) >= 3)
-            assert all(answer.told == ConsumersReply([1]) for answer in asked)
+            assert all(answer.told == ConsumersReply([1], last=1) for answer in asked)
             assert (await admin.offsets("logs"))[0] == (0, 100)
 
     play(tmp_path, test, settings=CLEANING)
+
+
+def test_member_that_has_committed_nothing_keeps_everything(tmp_path: Path) -> None:
+    async def test(nodes: Nodes) -> None:
+        async with Admin(nodes.address) as admin, Producer(nodes.address) as producer:
+            await admin.create_topic("logs", 1, {"cleanup": "consumed", "require.consumers": True})
+            async with Consumer(nodes.address, ["logs"], group="slow") as slow:
+                await slow.poll(timeout=0.1)  # it has joined
+                await producer.send_many("logs", [b"x"] * 100)
+                await producer.flush()
+                async with Consumer(nodes.address, ["logs"], group="quick") as quick:
+                    assert len(await quick.poll(timeout=10)) == 100
+                    await quick.commit()
+                assert len(await slow.poll(timeout=10)) == 100
+                asked = watch_questions(nodes)
+                await until(lambda: len(asked) >= 3)
+                assert all(answer.told.groups == ["slow"] for answer in asked)
+                assert (await admin.offsets("logs"))[0] == (0, 100)
+                await slow.commit()
+
+            async def begins_at_the_end() -> bool:
+                return (await admin.offsets("logs"))[0] == (100, 100)
+
+            await until_true(begins_at_the_end)
+
+    play(tmp_path, test, settings=CLEANING)
+
+
+@pytest.mark.parametrize("way", ["http", "sdk", "left behind"])
+def test_consumer_that_is_unregistered_keeps_nothing(tmp_path: Path, way: str) -> None:
+    async def test(nodes: Nodes) -> None:
+        async with Admin(nodes.address) as admin, Producer(nodes.address) as producer:
+            await admin.create_topic("logs", 1, {"cleanup": "consumed"})
+            await producer.send_many("logs", [b"x"] * 10)
+            await producer.flush()
+            registry = nodes.manager._registry
+            consumer = await registry.register_consumer("logs", None)
+            await registry.link_of("logs", 0).call(CommitPosition("logs", 0, Position("#1", 4)))
+            async with Consumer(nodes.address, ["logs"], group="g") as reader:
+                assert (await reader.poll(timeout=10))[-1].offset == 9  # some may be gone already
+                await reader.commit()
+
+            async def begins_at(offset: int) -> bool:
+                return (await admin.offsets("logs"))[0] == (offset, 10)
+
+            await until_true(lambda: begins_at(4))
+            if way == "http":
+                await registry.unregister_consumer(consumer.id)
+            elif way == "sdk":
+                await admin.groups.delete("#1")
+            else:  # nobody told the partition, as when no leader was there
+                await nodes.manager._quorum.propose(commands.UnregisterConsumer(1))
+            await until_true(lambda: begins_at(10))
+            partition = nodes.brokers[1]._broker._hosting.partition("logs", 0)
+            await until(lambda: "#1" not in partition.state.positions)
+            assert consumer.id not in nodes.state.consumers
+            for name, why in (("#1", "Consumer 1 is not registered"), ("#x", "# and its number"), ("#", "# and its")):
+                with pytest.raises(RequestError, match=why):
+                    await admin.groups.delete(name)
+            assert (await registry.register_consumer("logs", None)).id == 2, "numbers are never used twice"
+
+    play(tmp_path, test, count=1, settings=CLEANING)
 
 
 def test_group_that_has_read_all_frees_the_log(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from quiver.metadata.commands import (
     RemoveBroker,
     Settled,
     SettleReplicas,
+    UnregisterConsumer,
 )
 from quiver.metadata.groups import Change, Member, Released
 from quiver.metadata.state import Applied, State
@@ -102,8 +103,9 @@ def random_command(dice: random.Random, state: State | None = None) -> Command:
             random_change(dice, state),
             DeleteGroup(dice.choice(GROUPS)),
             FenceGroup(dice.choice(GROUPS)),
+            UnregisterConsumer(dice.choice([*(state.consumers if state else ()), 1, 2, 999])),
         ),
-        (4, 2, 4, 4, 4, 3, 1, 1, 2, 5, 3, 2, 8, 3, 2),
+        (4, 2, 4, 4, 4, 3, 1, 1, 2, 5, 3, 2, 8, 3, 2, 2),
     )[0]
 
 

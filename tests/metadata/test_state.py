@@ -5,8 +5,23 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from quiver.errors import InvalidRequestError, RequestError, TopicExistsError, UnknownPartitionError, UnknownTopicError
-from quiver.metadata.commands import AlterTopic, Command, CreateTopic, DeleteTopic, RegisterProducer, RemoveBroker
+from quiver.errors import (
+    InvalidRequestError,
+    RequestError,
+    TopicExistsError,
+    UnknownGroupError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
+from quiver.metadata.commands import (
+    AlterTopic,
+    Command,
+    CreateTopic,
+    DeleteTopic,
+    RegisterProducer,
+    RemoveBroker,
+    UnregisterConsumer,
+)
 from quiver.metadata.state import Broker, Consumer, Partition, Producer, Put, Remove, State, Topic
 from tests.metadata.kit import broker, consume, create, image, produce
 
@@ -209,3 +224,15 @@ def test_settings_that_are_so_already_change_nothing(state: State) -> None:
     same = state.apply(AlterTopic("logs", {"retention.ms": 5}, ["cleanup"], 2))
     assert same.changes == [] and same.result.revision == 1
     refused(state, AlterTopic("nope", {}), UnknownTopicError, "Topic nope does not exist")
+
+
+def test_consumer_that_is_unregistered_is_gone_and_its_number_too() -> None:
+    state = State()
+    state.apply(broker(1))
+    state.apply(create("logs"))
+    first = state.apply(consume("logs")).result
+    gone = state.apply(UnregisterConsumer(first.id))
+    assert gone == (first, [Remove(first)]) and not state.consumers
+    with pytest.raises(UnknownGroupError, match=f"Consumer {first.id} is not registered"):
+        state.apply(UnregisterConsumer(first.id))
+    assert state.apply(consume("logs")).result.id == first.id + 1

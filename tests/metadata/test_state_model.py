@@ -210,7 +210,7 @@ def test_the_commands_of_these_tests_do_and_refuse_everything() -> None:
                 and any(isinstance(change.entity, Topic) for change in applied.changes)
             )
     kinds = {kind for kind, _ in met}
-    assert len(kinds) == 15
+    assert len(kinds) == 16
     assert met >= {(kind, True) for kind in kinds}
     assert met >= {(kind, False) for kind in kinds - {"SettleReplicas", "RegisterManager"}}
     assert moved == {(False, False), (True, False), (True, True)}

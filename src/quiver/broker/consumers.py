@@ -1,16 +1,17 @@
-"""Who is registered to read a topic, as the managers know it.
+"""Who reads a topic, as the managers know it: registered consumers, and groups with members.
 
 Rule: what the managers said is used again for a moment only where a consumer more makes no difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
 from quiver.clock import Clock
 from quiver.errors import NoConsumersError
 from quiver.wire.admin_messages import ConsumersReply
+from quiver.wire.fields import REGISTERED
 
 _KNOWN_S: Final = 1.0  # a topic that lost its last consumer may take messages for so long
 
@@ -20,11 +21,18 @@ class Consumers(NamedTuple):
 
     def of(self, partition: int) -> list[str]:
         """The names under which their positions are kept, of those that read this partition."""
-        return [f"#{number}" for number in (*self.told.everywhere, *self.told.by_partition.get(partition, ()))]
+        numbers = (*self.told.everywhere, *self.told.by_partition.get(partition, ()))
+        return [*(f"{REGISTERED}{number}" for number in numbers), *self.told.groups]
+
+    def gone(self, positions: Iterable[str]) -> list[str]:
+        """Those that are not registered any more. Who was registered since this was told has a higher number."""
+        known = {*self.told.everywhere, *(number for some in self.told.by_partition.values() for number in some)}
+        numbers = [int(name[1:]) for name in positions if name.startswith(REGISTERED) and name[1:].isdigit()]
+        return [f"{REGISTERED}{number}" for number in numbers if number not in known and number <= self.told.last]
 
     @property
     def are_there(self) -> bool:
-        return bool(self.told.everywhere or self.told.by_partition)
+        return bool(self.told.everywhere or self.told.by_partition or self.told.groups)
 
 
 ConsumersOf = Callable[[str], Awaitable[Consumers]]

@@ -40,7 +40,7 @@ from quiver.replication.repair import Repairer, UnrepairableError
 from quiver.replication.seat import RaftSetup, Seat
 from quiver.topic_settings import COMPACT, CONSUMED, TopicRules, rules_of
 from quiver.types import check_topic_name
-from quiver.wire.messages import CreateTopic, HostTopic
+from quiver.wire.messages import CreateTopic, HostTopic, Position
 
 logger = logging.getLogger("quiver.broker")
 
@@ -353,6 +353,8 @@ class Hosting:
                         consumers[topic] = await self._consumers_of(topic)
                     known = consumers.get(topic)
                     self._awake[partition] = 0
+                    for name in [] if known is None else known.gone(list(partition.state.positions)):
+                        await partition.commit_position(Position(name, 0, act="forget"))
                     await partition.apply_retention(None if known is None else known.of(partition.number))
                 except QuiverError as error:  # this partition's trouble; the others still need it
                     logger.warning("retention_failed topic=%s error=%r", topic, error.message)

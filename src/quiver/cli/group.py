@@ -115,14 +115,15 @@ def reset(
     table(title, ("topic", "partition", "before", "after"), rows_shown)
 
 
-@_commands.command(epilog=examples("quiver group delete readers", "quiver group delete readers --yes"))
+@_commands.command(epilog=examples("quiver group delete readers", "quiver group delete '#7' --yes"))
 def delete(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     servers: Servers = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Forget a group and its positions. Refused while it has members. Asks first when it runs in a terminal."""
+    """Forget a group and its positions, or a registered consumer by its number ('#7'). Refused while a group has
+    members. Asks first when it runs in a terminal."""
     if not yes and sys.stdin.isatty() and not typer.confirm(f"Delete group {name} and its positions?"):
         say("nothing was deleted")
         raise typer.Exit(EXIT_FAILED)

@@ -101,11 +101,17 @@ class GroupAdmin:
         return found
 
     async def delete(self, name: str) -> None:
-        """Forgets a group and its positions. Raises UnknownGroupError, GroupActiveError."""
-        await self.describe(name)
+        """Forgets a group and its positions, or of the name # and a number that registered consumer. Raises
+        UnknownGroupError, GroupActiveError."""
+        is_registered = isinstance(name, str) and name.startswith(REGISTERED)
+        if not is_registered:
+            await self.describe(name)
         await self._cluster.retrying(lambda: self._cluster.ask_any(DeleteGroup(name), Done))
-        gone = [(one.topic, one.partition) for one in await self._stored(name)]
-        await self._set(name, dict.fromkeys(gone, Position(name, 0, act="forget")))
+        gone = {(one.topic, one.partition): Position(name, 0, act="forget") for one in await self._stored(name)}
+        if is_registered:
+            await self._commit(name, gone, "")
+        else:
+            await self._set(name, gone)
 
     async def _target(self, position: GroupPosition, to: str | None, offset: int | None, timestamp: int | None) -> int:
         if offset is not None:

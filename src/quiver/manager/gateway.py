@@ -24,6 +24,7 @@ from quiver.manager.standing import Standing
 from quiver.manager.v1_admin import Administration
 from quiver.manager.v1_errors import answer_of
 from quiver.manager.v1_fetch import Fetching
+from quiver.manager.v1_groups import GroupCalls
 from quiver.manager.v1_http import V1Http
 from quiver.manager.v1_produce import Producing
 
@@ -50,7 +51,8 @@ class Gateway:
         self._standing = standing
         self._primary = primary
         self._classic = ClassicHttp(classic)
-        self._v1 = V1Http(Administration(quorum, registry, moves, classic), producing, Fetching(registry))
+        administration, groups = Administration(quorum, registry, moves, classic), GroupCalls(quorum, registry)
+        self._v1 = V1Http(administration, groups, producing, Fetching(registry))
 
     def answer(self, request: HttpRequest) -> Awaitable[HttpAnswer]:
         if self._primary is None or (self._standing.is_primary and self._standing.is_fresh):

@@ -315,7 +315,14 @@ class Groups:
         return [GroupInfo(name, view.group.strategy, view.group.generation, len(members), members)]
 
     async def delete(self, name: str) -> None:
-        """Raises GroupActiveError. A group that only has positions is none that is known here."""
+        """Raises GroupActiveError. A group that only has positions is none that is known here; a registered consumer
+        must be: raises UnknownGroupError."""
+        if name.startswith(REGISTERED):
+            number = name.removeprefix(REGISTERED)
+            if not (number.isascii() and number.isdigit() and len(number) < 19):
+                raise InvalidRequestError(f"a registered consumer is {REGISTERED} and its number, not {name[:60]!r}")
+            await self._quorum.propose(commands.UnregisterConsumer(int(number)))
+            return
         with contextlib.suppress(UnknownGroupError):
             await self._quorum.propose(commands.DeleteGroup(name))
         self._views.pop(name, None)

@@ -6,6 +6,7 @@ Rule: topics change first in the quorum, then on the brokers; a crash in between
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import uuid
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,10 @@ from quiver.metadata.state import Broker, Consumer, Producer, Topic, check_parti
 from quiver.topic_settings import REPLICATION_FACTOR, REPLICATION_FACTOR_MAX, Value, check_names, check_settings
 from quiver.types import PARTITIONS_MAX, check_topic_name
 from quiver.wire.admin_messages import ConsumersReply
+from quiver.wire.fields import REGISTERED
+from quiver.wire.messages import CommitPosition, Position
+
+logger = logging.getLogger("quiver.manager")
 
 REPLICATION_FACTOR_DEFAULT: Final = 3
 _ASK_AGAIN_S: Final = 0.2
@@ -268,7 +273,27 @@ class Registry:
         for consumer in found:
             if consumer.partition is not None:
                 by_partition.setdefault(consumer.partition, []).append(consumer.id)
-        return ConsumersReply([one.id for one in found if one.partition is None], by_partition)
+        everywhere = [one.id for one in found if one.partition is None]
+        groups = [group.name for group in self._quorum.state.groups.values() if topic in group.topics]
+        return ConsumersReply(everywhere, by_partition, groups, self._quorum.state.counters.consumer - 1)
+
+    async def unregister_consumer(self, consumer_id: int) -> None:
+        """It is not waited for any more, and may not read any more. Raises UnknownGroupError."""
+        consumer: Consumer = await self._quorum.propose(commands.UnregisterConsumer(consumer_id))
+        self.consumers_seen.keep(self._quorum.state.consumers)
+        numbers = range(len(self._quorum.state.topic(consumer.topic).partitions))
+        forgotten = await asyncio.gather(
+            *(self._forget(consumer, number) for number in numbers), return_exceptions=True
+        )
+        for error in forgotten:
+            if isinstance(error, UnavailableError):  # it stands for nobody, and goes when space is reclaimed
+                logger.warning("position_left consumer=%d error=%r", consumer_id, error.message)
+            elif error is not None:
+                raise error
+
+    async def _forget(self, consumer: Consumer, number: int) -> None:
+        gone = Position(f"{REGISTERED}{consumer.id}", 0, act="forget")
+        await self.link_of(consumer.topic, number).call(CommitPosition(consumer.topic, number, gone))
 
     def note_seen(self, producers: Mapping[int, int], consumers: Mapping[int, int]) -> None:
         """Who called another manager, and when."""

@@ -19,6 +19,7 @@ from quiver.manager.moves import Moves
 from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.registry import Registry
 from quiver.manager.v1_call import Call, answer
+from quiver.manager.v1_groups import group_name
 from quiver.manager.v1_shapes import (
     Brokers,
     Health,
@@ -40,7 +41,6 @@ from quiver.manager.v1_shapes import (
 )
 from quiver.metadata.state import Topic as TopicState
 from quiver.metadata.state import check_partition
-from quiver.wire.fields import CONSUMER_NAME_MAX
 from quiver.wire.messages import (
     OFFSET_AFTER,
     CommitPosition,
@@ -134,7 +134,7 @@ class Administration:
     # -- positions -----------------------------------------------------------------------------------------------
 
     async def positions(self, call: Call) -> HttpAnswer:
-        group = _group(call)
+        group = group_name(call)
         topic = await self._registry.topic(call.path["topic"])
 
         async def ask(number: int) -> PartitionPosition:
@@ -146,14 +146,14 @@ class Administration:
         return answer(Positions(group, topic.name, await _each(range(len(topic.partitions)), ask)))
 
     async def position(self, call: Call) -> HttpAnswer:
-        group = _group(call)
+        group = group_name(call)
         topic = await self._registry.topic(call.path["topic"])
         partition = call.partition_of(topic)
         known = await self._position(topic, partition, group)
         return answer(Position(group, topic.name, partition, known.offset))
 
     async def commit(self, call: Call) -> HttpAnswer:
-        group, asked = _group(call), call.body
+        group, asked = group_name(call), call.body
         assert isinstance(asked, PositionIn)
         topic = await self._registry.topic(call.path["topic"])
         partition = call.partition_of(topic)
@@ -197,15 +197,6 @@ class Administration:
         is_here = any(broker["status"] != "inactive" for broker in known["brokers"]) and not known["cut_off_since"]
         health: Any = msgspec.convert(known | {"status": "ok" if is_here else "unavailable"}, Health)
         return answer(health) if is_here else answer(health, 503, ("retry-after", "1"))
-
-
-def _group(call: Call) -> str:
-    group = call.path["group"]
-    if not 0 < len(group) <= CONSUMER_NAME_MAX:
-        raise InvalidRequestError(f"a group has a name of 1 to {CONSUMER_NAME_MAX} characters")
-    if group.startswith("#"):
-        raise InvalidRequestError("names that begin with # are those of consumers that are registered by number")
-    return group
 
 
 async def _each(numbers: Sequence[int], ask: Callable[[int], Awaitable[T]]) -> list[T]:

@@ -20,6 +20,7 @@ from quiver.errors import (
     ProducerFencedError,
     QuiverError,
     TopicExistsError,
+    UnknownGroupError,
     UnknownPartitionError,
     UnknownTopicError,
 )
@@ -29,6 +30,7 @@ _RETRY_LATER: Final = ("retry-after", "1")
 _STATUS: Final[dict[type[QuiverError], int]] = {
     UnknownTopicError: 404,
     UnknownPartitionError: 404,
+    UnknownGroupError: 404,
     TopicExistsError: 409,
     ConflictError: 409,
     OutOfOrderSequenceError: 409,

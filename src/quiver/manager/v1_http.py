@@ -21,6 +21,7 @@ from quiver.manager.v1_call import Call
 from quiver.manager.v1_docs import page
 from quiver.manager.v1_errors import HttpRefusal, answer_of, refusal
 from quiver.manager.v1_fetch import Fetching
+from quiver.manager.v1_groups import GroupCalls
 from quiver.manager.v1_media import JSON, content_type
 from quiver.manager.v1_openapi import document
 from quiver.manager.v1_produce import Producing
@@ -36,8 +37,13 @@ _DIGITS_MAX: Final = 19
 class V1Http:
     """The v1 API as a handler of requests."""
 
-    def __init__(self, administration: Administration, producing: Producing, fetching: Fetching) -> None:
+    def __init__(
+        self, administration: Administration, groups: GroupCalls, producing: Producing, fetching: Fetching
+    ) -> None:
         calls: dict[str, Handle] = {
+            "list_groups": groups.list_groups,
+            "describe_group": groups.describe_group,
+            "unregister_consumer": groups.unregister_consumer,
             "produce": producing.to_topic,
             "produce_to_partition": producing.to_partition,
             "fetch": fetching.fetch,

@@ -37,6 +37,7 @@ _PATH_SCHEMAS: Final[dict[str, Json]] = {
         "pattern": shapes.TOPIC_NAME_PATTERN,
     },
     "broker": {"type": "integer", "minimum": 1},
+    "consumer": {"type": "integer", "minimum": 1},
     "partition": {"type": "integer", "minimum": 0, "maximum": PARTITIONS_MAX - 1},
     "group": {"type": "string", "minLength": 1, "maxLength": CONSUMER_NAME_MAX, "pattern": "^[^#]"},
     "broker_id": {"type": "integer"},

@@ -194,6 +194,50 @@ class Positions(Answer, frozen=True):
     partitions: list[PartitionPosition]
 
 
+class GroupRow(Answer, frozen=True):
+    name: str
+    members: Annotated[int, Meta(description="0: it has positions and nobody reads for it now")]
+    assignment: Annotated[str, Meta(description="How members share partitions; empty when it never had any")]
+
+
+class Groups(Answer, frozen=True):
+    groups: list[GroupRow]
+
+
+class MemberPartition(Answer, frozen=True):
+    topic: str
+    partition: int
+
+
+class GroupMember(Answer, frozen=True):
+    id: str
+    topics: list[str]
+    partitions: list[MemberPartition]
+
+
+class GroupPartition(Answer, frozen=True):
+    """`offset` is the next one that the group reads, null when it has committed nothing; `member` reads it now."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    earliest: int
+    latest: int
+    lag: int
+    member: str | None
+
+
+class Group(Answer, frozen=True):
+    """`lag` counts the records that the group has still to read, in all partitions of its topics."""
+
+    name: str
+    assignment: str
+    generation: int
+    lag: int
+    members: list[GroupMember]
+    partitions: list[GroupPartition]
+
+
 # -- administration --------------------------------------------------------------------------------------------------
 
 

@@ -44,6 +44,10 @@ class RegisterConsumer(Struct, frozen=True, tag="register_consumer"):
     now_us: int
 
 
+class UnregisterConsumer(Struct, frozen=True, tag="unregister_consumer"):
+    consumer_id: int
+
+
 class RegisterBroker(Struct, frozen=True, tag="register_broker"):
     """A broker says where it listens and which disk it has; the same again changes these. 0: a node of its own, whose
     partitions have no group."""
@@ -144,6 +148,7 @@ Command = (
     | DeleteTopic
     | RegisterProducer
     | RegisterConsumer
+    | UnregisterConsumer
     | RegisterBroker
     | RemoveBroker
     | RegisterManager

@@ -15,29 +15,11 @@ from quiver.errors import (
     ConflictError,
     InvalidRequestError,
     TopicExistsError,
+    UnknownGroupError,
     UnknownPartitionError,
     UnknownTopicError,
 )
-from quiver.metadata.commands import (
-    AddPartitions,
-    AlterTopic,
-    ChangeGroup,
-    Command,
-    CreateTopic,
-    DeleteGroup,
-    DeleteTopic,
-    DrainBroker,
-    FenceGroup,
-    Place,
-    PlaceReplicas,
-    RegisterBroker,
-    RegisterConsumer,
-    RegisterManager,
-    RegisterProducer,
-    RemoveBroker,
-    Settled,
-    SettleReplicas,
-)
+from quiver.metadata import commands
 from quiver.metadata.group_table import GroupTable
 from quiver.metadata.groups import Group
 from quiver.metadata.placement import plan_placement
@@ -150,42 +132,45 @@ class State:
         self.removed: dict[int, Broker] = {}  # they do not come back with the disk they had
         self._leads: dict[int, int] | None = None  # what each broker leads, of all topics; None: to be counted
 
-    def apply(self, command: Command) -> Applied:
+    def apply(self, command: commands.Command) -> Applied:
         match command:
-            case CreateTopic():
+            case commands.CreateTopic():
                 return self._create_topic(command)
-            case DeleteTopic():
+            case commands.DeleteTopic():
                 return self._delete_topic(command)
-            case RegisterProducer():
+            case commands.RegisterProducer():
                 return self._register_producer(command)
-            case RegisterConsumer():
+            case commands.RegisterConsumer():
                 return self._register_consumer(command)
-            case RegisterBroker():
+            case commands.UnregisterConsumer():
+                if command.consumer_id not in self.consumers:
+                    raise UnknownGroupError(f"Consumer {command.consumer_id} is not registered")
+                consumer = self.consumers.pop(command.consumer_id)
+                return Applied(consumer, [Remove(consumer)])
+            case commands.RegisterBroker():
                 return self._register_broker(command)
-            case RemoveBroker():
+            case commands.RemoveBroker():
                 return self._remove_broker(command)
-            case RegisterManager():
+            case commands.RegisterManager():
                 manager = Manager(command.manager_id, command.address, command.http, command.replica_id)
                 self.managers[manager.id] = manager
                 return Applied(manager, [Put(manager)])
-            case DrainBroker():
-                broker = msgspec.structs.replace(self.broker(command.broker_id), phase=DRAINING)
-                self.brokers[broker.id] = broker
-                return Applied(broker, [Put(broker)])
-            case AddPartitions():
+            case commands.DrainBroker():
+                return self._put_broker(msgspec.structs.replace(self.broker(command.broker_id), phase=DRAINING))
+            case commands.AddPartitions():
                 return self._add_partitions(command)
-            case AlterTopic():
+            case commands.AlterTopic():
                 return self._alter_topic(command)
-            case PlaceReplicas():
+            case commands.PlaceReplicas():
                 return self._place_replicas(command)
-            case SettleReplicas():
+            case commands.SettleReplicas():
                 return self._settle_replicas(command)
-            case ChangeGroup():
+            case commands.ChangeGroup():
                 group, differs = self.groups.change(command, self._count, self.counters)
                 return Applied(group, [Put(group)] if differs else [])
-            case DeleteGroup():
+            case commands.DeleteGroup():
                 return Applied(group := self.groups.delete(command.group), [Remove(group)])
-            case FenceGroup():
+            case commands.FenceGroup():
                 return Applied(self.groups.fence(command.group, self.counters), [])
 
     def _count(self, topic: str) -> int:
@@ -214,21 +199,24 @@ class State:
                 f"Broker {broker_id} was removed from this cluster; it may join again with an empty data directory"
             )
 
-    def _register_broker(self, command: RegisterBroker) -> Applied:
+    def _register_broker(self, command: commands.RegisterBroker) -> Applied:
         self.check_may_join(command.broker_id, command.disk_id)
         known = self.brokers.get(command.broker_id)
-        broker = Broker(command.broker_id, command.endpoint, command.disk_id, known.phase if known else "")
-        self.removed.pop(broker.id, None)
+        self.removed.pop(command.broker_id, None)
+        phase = known.phase if known else ""
+        return self._put_broker(Broker(command.broker_id, command.endpoint, command.disk_id, phase))
+
+    def _put_broker(self, broker: Broker) -> Applied:
         self.brokers[broker.id] = broker
         return Applied(broker, [Put(broker)])
 
-    def _create_topic(self, command: CreateTopic) -> Applied:
+    def _create_topic(self, command: commands.CreateTopic) -> Applied:
         if command.name in self.topics:
             raise TopicExistsError("Topic already exists", topic=command.name)
         partitions = self._new_partitions(command.name, 0, command.uids, command.replication_factor, command.brokers)
         return self._put(Topic(command.name, command.replication_factor, command.now_us, partitions, command.settings))
 
-    def _alter_topic(self, command: AlterTopic) -> Applied:
+    def _alter_topic(self, command: commands.AlterTopic) -> Applied:
         topic = self.topic(command.topic)
         kept = {name: value for name, value in topic.settings.items() if name not in command.unset}
         altered = msgspec.structs.replace(
@@ -240,7 +228,7 @@ class State:
             return Applied(topic, [])
         return self._put(msgspec.structs.replace(altered, revision=topic.revision + 1))
 
-    def _add_partitions(self, command: AddPartitions) -> Applied:
+    def _add_partitions(self, command: commands.AddPartitions) -> Applied:
         topic = self.topic(command.topic)
         if command.first != len(topic.partitions):
             raise ConflictError(f"Topic {topic.name} has {len(topic.partitions)} partitions by now")
@@ -286,7 +274,7 @@ class State:
         found = [broker_id for broker_id in known if broker_id in here]
         return found if len(found) >= min(factor, len(known)) else known
 
-    def _place_replicas(self, command: PlaceReplicas) -> Applied:
+    def _place_replicas(self, command: commands.PlaceReplicas) -> Applied:
         for place in command.places:
             if not place.replicas or len(set(place.replicas)) < len(place.replicas):
                 raise InvalidRequestError(f"{place.topic}-{place.number} needs a broker, and no broker twice")
@@ -297,7 +285,7 @@ class State:
             [_placed(old, replicas) for old, replicas in found if old is not None and old.voters]
         )
 
-    def _settle_replicas(self, command: SettleReplicas) -> Applied:
+    def _settle_replicas(self, command: commands.SettleReplicas) -> Applied:
         found = [self._at(settled) for settled in command.settled]
         return self._put_partitions([_settled(old) for old in found if old is not None and old.moving])
 
@@ -311,7 +299,7 @@ class State:
         topics = [self.topics[name] for name in changed]
         return Applied(topics, [Put(topic) for topic in topics])
 
-    def _at(self, place: Place | Settled) -> Partition | None:
+    def _at(self, place: commands.Place | commands.Settled) -> Partition | None:
         """That partition, if nothing was said of it since."""
         topic = self.topics.get(place.topic)
         if topic is None or not 0 <= place.number < len(topic.partitions):
@@ -323,7 +311,7 @@ class State:
         disks = [self.brokers[broker_id].disk_id for broker_id in replicas]
         return tuple(map(replica_id, replicas, disks)) if all(disks) else ()
 
-    def _delete_topic(self, command: DeleteTopic) -> Applied:
+    def _delete_topic(self, command: commands.DeleteTopic) -> Applied:
         topic = self.topic(command.name)
         self._replace_topic(topic.name, None)
         changes: list[Put | Remove] = [Remove(topic)]
@@ -333,7 +321,7 @@ class State:
                 changes.append(Remove(gone))
         return Applied(topic, [*changes, *self._share_again(topic.name)])
 
-    def _register_producer(self, command: RegisterProducer) -> Applied:
+    def _register_producer(self, command: commands.RegisterProducer) -> Applied:
         changes: list[Put | Remove] = []
         create = command.create
         if command.topic not in self.topics and create is not None and create.name == command.topic:
@@ -344,13 +332,13 @@ class State:
         self.producers[producer.id], self.counters.producer = producer, producer.id + 1
         return Applied(producer, [*changes, Put(producer)])
 
-    def _register_consumer(self, command: RegisterConsumer) -> Applied:
+    def _register_consumer(self, command: commands.RegisterConsumer) -> Applied:
         check_partition(command.topic, len(self.topic(command.topic).partitions), command.partition)
         consumer = Consumer(self.counters.consumer, command.topic, command.partition)
         self.consumers[consumer.id], self.counters.consumer = consumer, consumer.id + 1
         return Applied(consumer, [Put(consumer)])
 
-    def _remove_broker(self, command: RemoveBroker) -> Applied:
+    def _remove_broker(self, command: commands.RemoveBroker) -> Applied:
         broker = self.broker(command.broker_id)
         if holds := self.held_by(broker.id):
             raise InvalidRequestError(f"Broker {broker.id} holds {holds} partitions and no other broker can take them")

@@ -74,7 +74,10 @@ class GetConsumers(Struct, array_like=True, frozen=True):
 
 
 class ConsumersReply(Struct, array_like=True, frozen=True):
-    """Numbers of registered consumers: those of all partitions, and those of one."""
+    """Numbers of registered consumers: those of all partitions, and those of one. `groups` have members that read the
+    topic. `last`: the highest number that was given to anybody; one up to it that is not here is gone."""
 
     everywhere: list[int]
     by_partition: dict[int, list[int]] = {}
+    groups: list[str] = []
+    last: int = 0
