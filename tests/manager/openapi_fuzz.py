@@ -24,6 +24,7 @@ from tests.manager.kit import Api
 from tests.manager.v1_kit import V1, log_of
 
 TOPIC: Final = "fuzz"
+GROUP: Final = "readers"
 NEW_TOPICS: Final = ("fuzz-new-1", "fuzz-new-2")
 TIMEOUT_S: Final = 30
 # How thousands of partitions are made, and how somebody waits, are tests of their own.
@@ -45,11 +46,13 @@ NEVER: Final = {"DELETE /v1/brokers/{broker}", "DELETE /brokers/{broker_id}", "P
 class OpenApiFuzz:
     """`cases` of each operation, and what came of them."""
 
-    def __init__(self, http: str, cases: int, number: int, numbers: dict[str, int]) -> None:
+    def __init__(self, http: str, cases: int, number: int, numbers: dict[str, int], spare: int) -> None:
+        """`spare`: a consumer that may be forgotten."""
         self._http = http
         self._cases = cases
         self._number = number
         self._numbers = numbers
+        self._spare = spare
         self._session = requests.Session()
         schema = schemathesis.openapi.from_url(f"{http}/openapi.json")
         self.operations = [found.ok() for found in schema.get_all_operations()]
@@ -116,6 +119,8 @@ class OpenApiFuzz:
                 fields.pop("expected", None)
                 if "records" in fields:
                     fields["records"] = [RECORD] * len(fields["records"])
+                self._put(fields, data, st.just(GROUP), "group")
+            self._put(fields, data, st.just(self._spare), "consumer")
             self._put(fields, data, st.integers(1, PARTITIONS_MAX), "partitions")
             self._put(fields, data, st.integers(0, WAIT_MS_MAX), "wait_ms")
             self._put(fields, data, st.sampled_from(TOPIC_SETTINGS), "settings")
@@ -133,7 +138,9 @@ def fuzz_openapi(http: str, cases: int, number: int) -> None:
         api.create(TOPIC, 2)
         numbers = {"producer_id": api.producer(TOPIC), "consumer_id": api.consumer(TOPIC)}
         v1.produce(TOPIC, ["a", "b"])
-        fuzz = OpenApiFuzz(http, cases, number, numbers)
+        place = f"/v1/groups/{GROUP}/topics/{TOPIC}/partitions/0/position"
+        assert v1.json("PUT", place, {"offset": 1}).status == 200
+        fuzz = OpenApiFuzz(http, cases, number, numbers, api.consumer(TOPIC))
         for operation in fuzz.operations:
             fuzz.right_requests(operation)
         missed = {operation.label for operation in fuzz.operations} - fuzz.successes.keys()

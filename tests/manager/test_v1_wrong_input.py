@@ -62,7 +62,7 @@ def post(v1: V1, body: Any, media: str = JSON, **headers: str) -> Reply:
         "/v1/topics/logs/records/",
         "/v1/topics/logs/partitions",
         "/v1/topics/logs/partitions/0",
-        "/v1/groups/g",
+        "/v1/groups/nobody",
         "/v1/%2e%2e/topics",
         "/v1/topics/logs%2frecords",
         "/v1/topics/nobody",
@@ -87,7 +87,7 @@ def test_what_is_not_there_is_a_404(v1: V1, path: str) -> None:
 def test_a_method_that_a_path_does_not_have_is_a_405_that_names_those_it_has(v1: V1, path: str) -> None:
     has = {route.method for route in ROUTES if route.path == path}
     has |= {"HEAD"} if "GET" in has else set()
-    target = path.format(topic="logs", partition=0, group="g", broker=1)
+    target = path.format(topic="logs", partition=0, group="g", broker=1, consumer=1)
     for method in {"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND"} - has:
         reply = v1.request(method, target)
         assert reply.status == 405

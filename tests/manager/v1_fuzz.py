@@ -17,6 +17,7 @@ import pyarrow as pa
 from quiver.manager.v1_media import ARROW, JSON, NDJSON
 from quiver.manager.v1_routes import ROUTES, Route
 from tests.manager.classic_fuzz import ANY_VALUES
+from tests.manager.kit import Api
 from tests.manager.v1_kit import V1, Reply, arrow, ndjson
 
 TOPICS = ("fuzz-a", "fuzz-b")
@@ -35,7 +36,7 @@ class Fuzzer:
         dice = self.dice
         route = dice.choice(ROUTES)
         names = {"topic": dice.choice(TOPICS), "partition": dice.choice((0, 1)), "group": dice.choice(("g", "h ü"))}
-        names["broker"] = dice.choice((1, 2, 0))
+        names |= {"broker": dice.choice((1, 2, 0)), "consumer": dice.choice((1, 2, 0))}
         changes = route.call in ("delete_topic", "alter_topic")
         if changes:
             names["topic"] = dice.choice(NEW_TOPICS)
@@ -154,6 +155,8 @@ def fuzz_v1(http: str, cases: int, seed: int) -> None:
     with V1(http) as client:
         for topic in TOPICS:
             client.create(topic, 2)
+        with Api(http) as classic:
+            classic.consumer(TOPICS[0])
         fuzzer = Fuzzer(random.Random(seed), client)
         for _ in range(cases):
             fuzzer.step()
