@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from msgspec import Struct
 
 from quiver.clock import SystemClock
-from quiver.errors import TopicExistsError
+from quiver.errors import TopicExistsError, UnavailableError
 from quiver.manager.brokers import Brokers
 from quiver.metadata.state import Partition, Topic
 from quiver.wire.messages import CreateTopic, DeleteTopic, Done
@@ -53,3 +54,11 @@ def test_name_that_means_another_topic_there_is_told_and_replaced_by_its_uid_alo
     assert DeleteTopic not in map(type, link.asked)
     asyncio.run(brokers.replace(1, "old", TOPIC))
     assert [type(request) for request in link.asked[-2:]] == [DeleteTopic, CreateTopic]
+
+
+def test_broker_that_was_removed_since_is_away_and_nothing_else() -> None:
+    brokers = attached(Link(""))
+    with pytest.raises(UnavailableError, match="broker 2 is not here now"):
+        asyncio.run(brokers.status(2))
+    with pytest.raises(UnavailableError):
+        asyncio.run(brokers.make_current(2, "t", {}, TOPIC))

@@ -61,6 +61,12 @@ class Brokers:
     def link(self, broker_id: int) -> BrokerLink | None:
         return self._links.get(broker_id)
 
+    def _here(self, broker_id: int) -> BrokerLink:
+        """Raises for one that was removed since."""
+        if (link := self._links.get(broker_id)) is None:
+            raise UnavailableError(f"broker {broker_id} is not here now")
+        return link
+
     @property
     def attached(self) -> list[int]:
         return list(self._links)
@@ -76,7 +82,7 @@ class Brokers:
 
     async def status(self, broker_id: int) -> list[PartitionStatus]:
         """What a broker has. Notes that it is here, and who leads as far as it knows."""
-        reply, _ = await self._links[broker_id].call(GetStatus())
+        reply, _ = await self._here(broker_id).call(GetStatus())
         assert isinstance(reply, StatusReply)
         self.heard(broker_id)
         for status in reply.partitions:
@@ -149,7 +155,7 @@ class Brokers:
 
     async def _make(self, broker_id: int, topic: Topic) -> None:
         with contextlib.suppress(TopicExistsError):  # said twice: the broker has it
-            await self._links[broker_id].call(creation_of(topic))
+            await self._here(broker_id).call(creation_of(topic))
 
     async def unhost(self, topic: Topic) -> None:
         """Tells all brokers that a topic is deleted. Raises when no one could do it; those that are late are noted."""
@@ -167,13 +173,13 @@ class Brokers:
 
     async def _drop(self, broker_id: int, topic: Topic) -> None:
         with contextlib.suppress(UnknownTopicError):
-            await self._links[broker_id].call(DeleteTopic(topic.name, topic.partitions[0].uid))
+            await self._here(broker_id).call(DeleteTopic(topic.name, topic.partitions[0].uid))
 
     async def make_current(self, broker_id: int, name: str, has: dict[int, str], topic: Topic | None) -> str:
         """Makes what a broker has of a name, by partition, what it should have. `topic` None: it was deleted.
 
         Returns the uid of another topic that has the name there, and of which `has` has nothing."""
-        link = self._links[broker_id]
+        link = self._here(broker_id)
         uids = {} if topic is None else {partition.number: partition.uid for partition in topic.partitions}
         if any(uids.get(number) != uid for number, uid in has.items()):
             # It was deleted while this broker was away, and its name may have been given to another one since.
@@ -197,7 +203,7 @@ class Brokers:
     async def replace(self, broker_id: int, uid: str, topic: Topic) -> None:
         """The topic that has this uid was deleted; its name means another one now."""
         logger.info("topic_replaced broker=%d topic=%s", broker_id, topic.name)
-        link = self._links[broker_id]
+        link = self._here(broker_id)
         with contextlib.suppress(UnknownTopicError):
             await link.call(DeleteTopic(topic.name, uid))
         await link.call(creation_of(topic))
