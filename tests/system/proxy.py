@@ -49,13 +49,17 @@ class _Packet(NamedTuple):
     kind: int
     flags: int
     correlation: int
+    header_bytes: int
     raw: bytes
 
     @classmethod
     async def read(cls, stream: asyncio.StreamReader) -> _Packet:
         prefix = await stream.readexactly(PREFIX_BYTES)
-        length, _, correlation, kind, flags = _PREFIX.unpack_from(prefix)
-        return cls(kind, flags, correlation, prefix + await stream.readexactly(length))
+        length, header_bytes, correlation, kind, flags = _PREFIX.unpack_from(prefix)
+        return cls(kind, flags, correlation, header_bytes, prefix + await stream.readexactly(length))
+
+    def produce(self) -> Produce:
+        return msgspec.msgpack.decode(self.raw[PREFIX_BYTES : PREFIX_BYTES + self.header_bytes], type=Produce)
 
 
 class _Link:
@@ -97,6 +101,8 @@ class _Link:
             await self.passing.wait()
             packet = await _Packet.read(self._client_reader)
             await self.passing.wait()
+            if packet.kind == KIND_OF[Produce] and self._proxy.held(packet.produce()):
+                await asyncio.Event().wait()  # until the proxy ends
             cut = self._proxy.match(packet.kind)
             if cut is not None and cut.step is Step.BEFORE_REQUEST:
                 cut.before()
@@ -150,6 +156,7 @@ class Proxy:
         self.connections = 0
         self.bytes_to_client = 0
         self.delay_s = 0.0  # each reply is kept so long
+        self.held: Callable[[Produce], bool] = lambda _: False  # such batches, and what follows them, never pass
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy")
         self._thread.start()
