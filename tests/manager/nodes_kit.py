@@ -68,9 +68,10 @@ class Nodes:
         await asyncio.gather(*(self.brokers.pop(broker).stop() for broker in brokers))
 
     async def end(self) -> None:
-        await self.stop(*self.brokers)
+        """Brokers last, as everywhere: what a manager does at its end needs them."""
         if self._manager is not None:
             await self.stop_manager()
+        await self.stop(*self.brokers)
 
     # -- what is there -------------------------------------------------------------------------------------------
 
