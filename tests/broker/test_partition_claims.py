@@ -8,7 +8,10 @@ from quiver.broker.partition_state import PartitionState
 from quiver.broker.tail import Tail
 from quiver.errors import MemberFencedError
 from quiver.log.checkpoint import Checkpoint
+from quiver.testing.faulty_disk import FaultyDisk
+from quiver.wire.group_messages import GetPositions, PositionsReply
 from quiver.wire.messages import Position
+from tests.broker.server_kit import broker, run
 from tests.broker.state_kit import Log, positions
 
 
@@ -80,3 +83,55 @@ def test_who_is_fenced_is_told_why(claimed: int, why: str) -> None:
     error = Tail(state)._conflict(move(5, 7))
     assert isinstance(error, MemberFencedError) and why in error.message
     assert error.facts["epoch"] == claimed
+
+
+# -- asked of a broker -------------------------------------------------------------------------------------------------
+
+
+def test_claims_outlive_a_crash_of_the_broker() -> None:
+    """A claim that was answered fences whoever had the partition before, whatever happens to the broker."""
+
+    async def main() -> None:
+        disk = FaultyDisk(0)
+        async with broker(disk) as client:
+            await client.create()
+            await client.produce(count=9)
+            assert await client.commit("g", 0, epoch=7, act="claim") is None
+            assert await client.commit("g", 5, epoch=7) == 5
+            assert await client.commit("g", 0, epoch=9, act="claim") == 5, "and says where the group is"
+        disk.crash()
+        async with broker(disk) as client:
+            with pytest.raises(MemberFencedError, match="another member of group g has this partition since epoch 9"):
+                await client.commit("g", 6, epoch=7)
+            with pytest.raises(MemberFencedError):
+                await client.commit("g", 0, epoch=8, act="claim")
+            assert await client.position("g") == 5
+            assert await client.commit("g", 6, epoch=9) == 6
+
+    run(main())
+
+
+def test_positions_are_listed_and_forgotten() -> None:
+    async def main() -> None:
+        disk = FaultyDisk(0)
+        async with broker(disk) as client:
+            await client.create(partitions=2)
+            await client.produce(count=9)
+            for name, offset in (("a", 3), ("b", 4), ("#7", 5)):
+                await client.commit(name, offset)
+
+            async def listed(name: str | None) -> list[tuple[str, int, str, int, int]]:
+                found = (await client.ask(GetPositions(name), PositionsReply)).positions
+                return [(one.topic, one.partition, one.consumer, one.offset, one.high_watermark) for one in found]
+
+            assert await listed(None) == [("logs", 0, "a", 3, 9), ("logs", 0, "b", 4, 9)], "groups alone"
+            assert await listed("b") == [("logs", 0, "b", 4, 9)]
+            assert await listed("#7") == [("logs", 0, "#7", 5, 9)], "a registered consumer by its name"
+            assert await listed("nobody") == []
+            assert await client.commit("a", 0, act="forget") is None
+            assert await client.commit("a", 0, act="forget") is None, "twice is once"
+        disk.crash()
+        async with broker(disk) as client:
+            assert [await client.position(name) for name in ("a", "b", "#7")] == [None, 4, 5]
+
+    run(main())

@@ -20,7 +20,7 @@ from quiver.errors import (
     UnknownTopicError,
 )
 from quiver.types import Record
-from tests.client.group_kit import are_shared, kill, member, read, topic
+from tests.client.group_kit import SHORT_SESSION_S, are_shared, kill, member, read, topic
 from tests.client.kit import fill, until
 
 __all__ = ["member", "topic"]  # fixtures
@@ -159,8 +159,8 @@ def test_who_joins_while_a_group_is_set_back_reads_on_undisturbed(
 
 def test_who_was_away_while_its_group_was_set_back_cannot_move_it(servers: str, topic: str, member: Any) -> None:
     fill(servers, topic, 60)
-    away, found = member(), []
-    read([away], found, lambda: len(found) == 60)
+    away, found = member(session_timeout=SHORT_SESSION_S), []
+    read([away], found, lambda: len(found) >= 60)
     kill(away)
     with Admin(servers) as admin:
         until(lambda: admin.describe_group(topic)[0].member_count == 0)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import defaultdict
 from typing import Any
 
 import pytest
 
 from quiver import Admin, Consumer, Producer, aio
+from quiver.client.consumer import ConsumerEngine
 from quiver.client.loop_thread import shared_loop
 from quiver.errors import InvalidRequestError, MemberFencedError
-from quiver.types import Record
-from tests.client.group_kit import are_shared, kill, member, read, topic
+from quiver.types import MemberInfo, Record
+from tests.client.group_kit import SHORT_SESSION_S, are_shared, kill, member, read, topic
 from tests.client.kit import fill, new_topic, numbers, until
 
 __all__ = ["member", "topic"]  # fixtures
@@ -92,7 +94,7 @@ def test_what_was_being_dealt_with_in_an_error_comes_again(servers: str, topic: 
 
 
 def test_what_a_silent_member_had_goes_to_the_others(servers: str, topic: str, member: Any) -> None:
-    first, second = member(), member()
+    first, second = member(), member(session_timeout=SHORT_SESSION_S)
     read([first, second], [], lambda: are_shared([first, second]))
     kill(second)
     read([first], [], lambda: are_shared([first]))
@@ -101,9 +103,9 @@ def test_what_a_silent_member_had_goes_to_the_others(servers: str, topic: str, m
 def test_who_was_away_cannot_commit_over_its_successor(servers: str, topic: str, member: Any) -> None:
     fill(servers, topic, 60)
     lost: list[Any] = []
-    away = member(on_lost=lost.extend)
+    away = member(on_lost=lost.extend, session_timeout=SHORT_SESSION_S)
     found: list[Record] = []
-    read([away], found, lambda: len(found) == 60)
+    read([away], found, lambda: len(found) >= 60)
     kill(away)
     successor = member()
     read([successor], [], lambda: are_shared([successor]))
@@ -145,13 +147,40 @@ def test_new_partitions_are_shared_and_read_from_their_beginning(servers: str, t
 
 def test_the_first_member_fixes_where_latest_is(servers: str, topic: str, member: Any) -> None:
     fill(servers, topic, 60)
-    first = member(start="latest")
+    first = member(start="latest", session_timeout=SHORT_SESSION_S)
     first.poll(timeout=0)
     kill(first)
     fill(servers, topic, 60, first=60)
     second, found = member(start="latest"), []
     read([second], found, lambda: len(found) == 60)
     assert sorted(numbers(found)) == list(range(60, 120)), "what came after the group began is not skipped"
+
+
+def test_what_is_asked_back_before_it_was_read_is_let_go_of(servers: str, topic: str) -> None:
+    async def main() -> None:
+        changed = asyncio.Event()
+
+        async def until_wanted(engine: ConsumerEngine, count: int) -> None:
+            assert engine._member is not None
+            while len(engine._member.wanted) != count:
+                changed.clear()
+                await changed.wait()
+
+        settings: Any = {"group": topic, "session_timeout": 60.0}
+        first, second = (ConsumerEngine(servers, [topic], changed.set, **settings) for _ in range(2))
+        try:
+            await first.start()  # it has everything, and reads nothing yet
+            await second.start()
+            assert second.is_waiting
+            await until_wanted(first, 3)
+            await first.finish_revoke(await first.begin_revoke())
+            assert len(await first.adopt()) == 3
+            await until_wanted(second, 3)
+            assert not second.is_waiting
+        finally:
+            await asyncio.gather(first.close(), second.close())
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_iteration_lets_go_between_two_records(servers: str, topic: str, member: Any) -> None:
@@ -177,23 +206,57 @@ def test_members_of_other_topics_share_only_what_they_want(servers: str, topic: 
 
 
 def test_run_shares_with_other_members(servers: str, topic: str, member: Any) -> None:
-    fill(servers, topic, 200)
-    seen: list[int] = []
-    lock = threading.Lock()
-
-    def keep(record: Record) -> None:
-        with lock:
-            seen.append(int(record.value or b"-1"))
-
+    seen: dict[int, list[Record]] = defaultdict(list)
     runners = [member(), member()]
     threads = [
-        threading.Thread(target=one.run, args=(keep,), kwargs={"timeout": 6.0, "poll_time": 0.05}) for one in runners
+        threading.Thread(target=one.run, args=(seen[number].append,), kwargs={"poll_time": 0.05}, daemon=True)
+        for number, one in enumerate(runners)
     ]
     for thread in threads:
         thread.start()
+    with Admin(servers) as admin:
+        until(lambda: [len(one.partitions) for one in members_of(admin, topic)] == [3, 3])
+    fill(servers, topic, 200)
+    until(lambda: sum(map(len, seen.values())) >= 200)
+    for one in runners:
+        one.stop()
     for thread in threads:
-        thread.join(30)
-    assert sorted(seen) == list(range(200))
+        thread.join(60)
+    assert sorted(numbers(seen[0] + seen[1])) == list(range(200))
+    assert not {one.partition for one in seen[0]} & {one.partition for one in seen[1]}
+
+
+def members_of(admin: Admin, group: str) -> tuple[MemberInfo, ...]:
+    """Of a group that may not be there yet."""
+    known = {one.name for one in admin.list_groups()}
+    return admin.describe_group(group)[0].members if group in known else ()
+
+
+@pytest.mark.parametrize("way", ["run", "iterate"])
+def test_waiting_for_a_share_is_no_silence(servers: str, topic: str, member: Any, way: str) -> None:
+    first = member()
+    first.poll(timeout=0)  # it has everything, and does not come back
+    second, seen = member(idle_timeout=0.2), list[Record]()
+    work = {
+        "run": lambda: second.run(seen.append, timeout=0.2, poll_time=0.05),
+        "iterate": lambda: seen.extend(second),
+    }
+    thread = threading.Thread(target=work[way], daemon=True)
+    thread.start()
+    with Admin(servers) as admin:
+        until(lambda: len(members_of(admin, topic)) == 2)
+    thread.join(1.0)  # five times as long as it would listen to silence
+    assert thread.is_alive()
+    read([first], [], lambda: len(first.assignment()) == 3)
+    thread.join(60)
+    assert not thread.is_alive(), "then it hears silence"
+
+
+def test_who_has_no_share_to_wait_for_hears_silence(servers: str) -> None:
+    topic = new_topic(servers, 1)
+    with Consumer(servers, [topic], group=topic) as only, Consumer(servers, [topic], group=topic) as spare:
+        only.poll(timeout=0)
+        assert spare.run(print, timeout=0.3, poll_time=0.05) == 0
 
 
 def test_a_handler_that_raises_is_skipped_when_asked(servers: str, topic: str, member: Any) -> None:
@@ -202,10 +265,13 @@ def test_a_handler_that_raises_is_skipped_when_asked(servers: str, topic: str, m
 
     def handle(record: Record) -> None:
         seen.append(int(record.value or b"-1"))
+        if len(seen) == 60:
+            one.stop()
         if seen[-1] % 10 == 0:
             raise ZeroDivisionError
 
-    assert member().run(handle, timeout=0.5, poll_time=0.05, on_error="skip") == 54
+    one: Consumer = member()
+    assert one.run(handle, poll_time=0.05, on_error="skip") == 54
     assert sorted(seen) == list(range(60))
     assert member().poll(timeout=0.2) == []
     with pytest.raises(InvalidRequestError, match="on_error"):
@@ -221,7 +287,7 @@ def test_asyncio_members_share_and_run(servers: str, topic: str) -> None:
         async def assigned(pairs: Any) -> None:
             told.append("assigned")
 
-        settings: Any = {"group": topic, "commit_interval": 0.1}
+        settings: Any = {"group": topic, "commit_interval": 0.1, "session_timeout": 60.0}
         async with (
             aio.Consumer(servers, [topic], on_assigned=assigned, **settings) as first,
             aio.Consumer(servers, [topic], **settings) as second,
@@ -236,9 +302,11 @@ def test_asyncio_members_share_and_run(servers: str, topic: str) -> None:
 
         async def keep(record: Record) -> None:
             seen.append(record)
+            if len(seen) == 60:
+                third.stop()
 
         async with aio.Consumer(servers, [topic], **settings) as third:
-            assert await third.run(keep, timeout=0.5, poll_time=0.05) == 60
+            assert await third.run(keep, poll_time=0.05) == 60
             assert await third.poll(timeout=0.1) == []
         assert len(seen) == 60
 

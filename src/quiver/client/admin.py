@@ -12,8 +12,8 @@ from typing import Self, TypeVar
 from msgspec import Struct
 
 from quiver.client.cluster import Cluster
-from quiver.client.consumer import offset_at
 from quiver.client.group_admin import GroupAdmin
+from quiver.client.offset_lookup import offset_at
 from quiver.errors import (
     ConnectionLostError,
     InvalidRequestError,

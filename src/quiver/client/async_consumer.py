@@ -107,7 +107,9 @@ class AsyncConsumer:
             if engine.backlog.prepare():
                 for record in engine.backlog.walk():
                     yield record
-            elif not await self._until(None if idle_s is None else asyncio.get_running_loop().time() + idle_s):
+                continue
+            came = await self._until(None if idle_s is None else asyncio.get_running_loop().time() + idle_s)
+            if not came and not engine.is_waiting:
                 return
 
     async def run(
@@ -150,6 +152,11 @@ class AsyncConsumer:
     def stop(self) -> None:
         """Ends `run` after the records it has at hand."""
         self._stop_running.set()
+
+    @property
+    def is_waiting(self) -> bool:
+        """It has nothing to read yet: it is not connected, or others of its group are to let go of partitions."""
+        return self._engine is None or self._engine.is_waiting
 
     async def commit(self) -> None:
         """Stores the positions of what was handed out, durably, before it returns."""

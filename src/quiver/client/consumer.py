@@ -14,12 +14,11 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-import pyarrow as pa
-
 from quiver.client.backlog import Backlog, TopicPartition
 from quiver.client.cluster import Cluster
 from quiver.client.fetcher import Chunk, Fetcher
 from quiver.client.group_member import GroupMember
+from quiver.client.offset_lookup import offset_at
 from quiver.client.partitioner import check_partition
 from quiver.client.positions import Positions
 from quiver.client.topic_watch import REFRESH_S, TopicWatch
@@ -37,16 +36,12 @@ from quiver.errors import (
 )
 from quiver.types import TopicInfo, check_topic_name
 from quiver.wire.fields import CONSUMER_NAME_MAX
-from quiver.wire.frame import walk_frames
 from quiver.wire.messages import (
     OFFSET_EARLIEST,
     OFFSET_LATEST,
-    Fetch,
-    FetchReply,
     ListOffset,
     ListOffsetReply,
 )
-from quiver.wire.rows import rows_of
 
 STICKY: Final = "sticky"
 STARTS: Final = ("earliest", "latest", "committed")
@@ -54,10 +49,12 @@ _FETCH_BYTES_MIN: Final = 64 * 1024
 
 
 class Taken(NamedTuple):
-    """What the group takes away: `revoked` in order, so that positions may still be stored; `lost` is another's."""
+    """What the group takes away: `revoked` in order, so that positions may still be stored; `lost` is another's;
+    `unread` was given and asked back before it was read."""
 
     revoked: dict[TopicPartition, int]
     lost: dict[TopicPartition, int]
+    unread: dict[TopicPartition, int]
 
 
 class ConsumerEngine:
@@ -218,10 +215,12 @@ class ConsumerEngine:
         if self._member.failure is not None:
             raise self._member.failure
         held, wanted = self._member.held, self._member.wanted
-        taken = Taken({}, {})
+        taken = Taken({}, {}, {})
         for pair, epoch in self._owned.items():
             if wanted.get(pair) != epoch:
                 (taken.revoked if held.get(pair) == epoch else taken.lost)[pair] = epoch
+        for pair in held.keys() - wanted.keys() - taken.revoked.keys():
+            taken.unread[pair] = held[pair]
         for pair in (*taken.revoked, *taken.lost):
             fetcher = self._fetchers[pair]
             await fetcher.stop()
@@ -237,7 +236,9 @@ class ConsumerEngine:
             await self.stored.commit_settled(taken.revoked)
             for pair in taken.revoked:
                 self._forget(pair)
-            await self._member.release(taken.revoked)
+        # Also when nothing of it was ever read: the others wait for it.
+        if leaving := taken.revoked | taken.unread:
+            await self._member.release(leaving)
 
     def _forget(self, pair: TopicPartition) -> None:
         self._lost_records += self._fetchers.pop(pair).lost_records
@@ -363,6 +364,11 @@ class ConsumerEngine:
         return self._member is not None
 
     @property
+    def is_waiting(self) -> bool:
+        """It has not begun, or has nothing to read until others of its group let go of something."""
+        return not self._started or (self._member is not None and not self._owned and self._member.coming > 0)
+
+    @property
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are read."""
         return sorted(self._fetchers)
@@ -371,24 +377,3 @@ class ConsumerEngine:
 def check_count(max_records: object) -> None:
     if not isinstance(max_records, int) or isinstance(max_records, bool) or max_records < 1:
         raise InvalidRequestError(f"max_records is an int of 1 or more, not {max_records!r}")
-
-
-async def offset_at(cluster: Cluster, topic: str, partition: int, timestamp: int) -> int:
-    """Brokers know batches; the record inside the batch is found here."""
-    if not isinstance(timestamp, int) or isinstance(timestamp, bool) or not 0 <= timestamp < 2**63:
-        raise InvalidRequestError("a timestamp is an int of microseconds since 1970 UTC")
-    found = await cluster.ask(topic, partition, ListOffset(topic, partition, timestamp), ListOffsetReply)
-
-    async def fetch() -> memoryview:
-        connection = await cluster.leader(topic, partition)
-        request = Fetch(topic, partition, found.offset, 1)
-        return (await connection.call(request, FetchReply, timeout_s=cluster.request_timeout_s))[1]
-
-    for _, header, payload in walk_frames(await cluster.retrying(fetch)):
-        if header.next_offset > found.offset and header.record_count:
-            rows = rows_of(header, payload).since(found.offset)
-            stamps = rows.batch.column("timestamp").view(pa.int64()).to_pylist()
-            for offset, stamp in zip(rows.offsets, stamps, strict=True):
-                if stamp >= timestamp:
-                    return offset
-    return found.offset

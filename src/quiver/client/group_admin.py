@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from quiver.client.cluster import Cluster
-from quiver.client.consumer import offset_at
+from quiver.client.offset_lookup import offset_at
 from quiver.client.partitioner import check_partition
 from quiver.errors import (
     GroupActiveError,

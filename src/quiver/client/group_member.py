@@ -73,6 +73,7 @@ class GroupMember:
         self.failure: QuiverError | None = None  # why it cannot be a member any more
         self.held: Mapping[TopicPartition, int] = {}  # with the epoch of each
         self.wanted: Mapping[TopicPartition, int] = {}  # the same without those that it is to let go of
+        self.coming = 0  # partitions that it gets when others have let go of them
 
     async def join(self) -> None:
         """Returns when it is a member, and stays one until `leave`."""
@@ -96,7 +97,7 @@ class GroupMember:
         self.held = self.wanted = {}
         try:
             async with asyncio.timeout(_LEAVE_S):
-                await self._ask(LeaveGroup(self._group, self.id), Done)
+                await self._cluster.retrying(lambda: self._ask(LeaveGroup(self._group, self.id), Done))
         except (TimeoutError, QuiverError) as error:
             logger.warning("leave_failed group=%s error=%r", self._group, str(error))
 
@@ -134,7 +135,7 @@ class GroupMember:
         if reply.generation and reply.generation <= self._generation:
             return  # nothing new, or overtaken by a later answer
         self._generation = reply.generation
-        self.held = _as_epochs(reply.held)
+        self.held, self.coming = _as_epochs(reply.held), reply.coming
         leaving = _as_epochs(reply.leaving)
         self.wanted = {pair: epoch for pair, epoch in self.held.items() if pair not in leaving}
         self._tell()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from quiver.errors import InvalidRequestError, UnavailableError
+from quiver.errors import InvalidRequestError, MemberFencedError, UnavailableError
 from quiver.types import Record
 
 logger = logging.getLogger("quiver.client")
@@ -42,6 +42,9 @@ class Source(Protocol):
 
     def commit(self) -> None: ...
 
+    @property
+    def is_waiting(self) -> bool: ...
+
 
 @dataclasses.dataclass(slots=True)
 class Course:
@@ -58,6 +61,10 @@ class Course:
 
     def note_handled(self) -> None:
         self.handled += 1
+        self.heard_at_s = time.monotonic()
+
+    def note_begun(self) -> None:
+        """Who had nothing to read until now has heard no silence."""
         self.heard_at_s = time.monotonic()
 
     def skip(self, record: Record) -> None:
@@ -109,11 +116,16 @@ class Runner:
     def _read(self, topic: str, source: Source) -> None:
         try:
             while not self.stop.is_set() and not self.course.is_silent:
+                waited = source.is_waiting
                 try:
                     self._read_once(source)
+                    if waited:
+                        self.course.note_begun()
                 except UnavailableError as error:
                     logger.warning("run_waits topic=%s error=%r", topic, error.message)
                     self.stop.wait(self.course.poll_time_after_error_s)
+                except MemberFencedError as error:  # who has the partitions by now gets these records again
+                    logger.warning("run_fenced topic=%s error=%r", topic, error.message)
         except BaseException as error:
             with self._lock:
                 self.failure = self.failure or error
@@ -140,6 +152,9 @@ class AsyncSource(Protocol):
 
     async def commit(self) -> None: ...
 
+    @property
+    def is_waiting(self) -> bool: ...
+
 
 async def run_tasks(
     handler: Callable[[Record], object], course: Course, stop: asyncio.Event, sources: Mapping[str, AsyncSource]
@@ -148,13 +163,18 @@ async def run_tasks(
 
     async def read(topic: str, source: AsyncSource) -> None:
         while not stop.is_set() and not course.is_silent:
+            waited = source.is_waiting
             try:
                 await read_once(source)
+                if waited:
+                    course.note_begun()
             except UnavailableError as error:
                 logger.warning("run_waits topic=%s error=%r", topic, error.message)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(course.poll_time_after_error_s):
                         await stop.wait()
+            except MemberFencedError as error:
+                logger.warning("run_fenced topic=%s error=%r", topic, error.message)
 
     async def read_once(source: AsyncSource) -> None:
         records = await source.poll(max_records=_RECORDS_PER_COMMIT, timeout=course.poll_time_s)

@@ -134,7 +134,8 @@ class Consumer:
             with self._use() as engine:
                 self._something.clear()
                 self._settle(engine)
-                if not engine.backlog.prepare() and not self._something.wait(self._idle_timeout_s):
+                came = engine.backlog.prepare() or self._something.wait(self._idle_timeout_s)
+                if not came and not engine.is_waiting:
                     return
             yield from engine.backlog.walk()
 
@@ -151,9 +152,9 @@ class Consumer:
 
         It ends after `timeout` seconds without a record on any topic (None: never), by `stop()` from a handler or
         another thread, by Ctrl-C, or when a handler raises, which is raised here; with on_error='skip' such a record is
-        logged and left out. `poll_time` is how long one look for records takes, `poll_time_after_error` the pause while
-        the server cannot be reached. With a group, positions are stored after the records of a look are handled; those
-        of a look that was cut short come again.
+        logged and left out. Waiting for a share of the group's partitions is no silence. `poll_time` is how long
+        one look for records takes, `poll_time_after_error` the pause while the server cannot be reached. With a group,
+        positions are stored after the records of a look are handled; those of a look that was cut short come again.
         """
         course = Course(timeout, poll_time, poll_time_after_error, self._engine.has_group, check_on_error(on_error))
         self._stop_running.clear()
@@ -215,6 +216,11 @@ class Consumer:
         """The partitions that are read now, sorted. In a group they change while records are looked for."""
         with self._use() as engine:
             return engine.assignment
+
+    @property
+    def is_waiting(self) -> bool:
+        """It has nothing to read yet: it is not connected, or others of its group are to let go of partitions."""
+        return self._engine.is_waiting
 
     @property
     def lost_records(self) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -46,6 +47,9 @@ logger = logging.getLogger("quiver.manager")
 _CHECK_S: Final = 0.1  # how often silence is looked for
 _AGAIN_S: Final = 1.0  # what was decided and is not committed by then is decided again
 _LATE_S: Final = 0.5  # a look that comes later than this was late: nobody could be heard meanwhile
+# Between two changes of a group, for each member: all of them are told, and must not be told so often that nothing else
+# is done. A group of ten is not held up; of a thousand that come one by one a few hundred share a change.
+_PACE_S: Final = 0.0005
 
 GROUP_REQUESTS: Final = (JoinGroup, GroupBeat, LeaveGroup, GetGroups, DeleteGroup, FenceGroup)
 GroupRequest = JoinGroup | GroupBeat | LeaveGroup | GetGroups | DeleteGroup | FenceGroup
@@ -59,6 +63,8 @@ class _View(NamedTuple):
     group: Group
     held: dict[str, list[Held]]
     leaving: dict[str, list[Held]]
+    coming: Counter[str]
+    session_ms: dict[str, int]
 
 
 class _Batch:
@@ -95,6 +101,7 @@ class Groups:
         self._watched: dict[str, tuple[int, asyncio.Future[bool]]] = {}  # generation, and whoever waits for another
         self._next: dict[str, _Batch] = {}
         self._proposing: dict[str, asyncio.Task[None]] = {}
+        self._changed_s: dict[str, float] = {}  # when each group was last changed
         self._task: asyncio.Task[None] | None = None
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -218,7 +225,7 @@ class Groups:
         self._know_sessions()
         name, member = request.group, request.member
         group = self._member_of(name, member)
-        session_ms = next(known.session_ms for known in group.members if known.id == member)
+        session_ms = self._view(group).session_ms[member]
         self._deadlines[name, member] = self._clock.monotonic_s() + session_ms / 1000
         if request.released:
             batch = self._batch(name)
@@ -261,17 +268,20 @@ class Groups:
         if group.generation == known:
             return GroupReply(known)
         view = self._view(group)
-        return GroupReply(group.generation, view.held.get(member, []), view.leaving.get(member, []))
+        held, leaving = view.held.get(member, []), view.leaving.get(member, [])
+        return GroupReply(group.generation, held, leaving, view.coming[member])
 
     def _view(self, group: Group) -> _View:
         view = self._views.get(group.name)
         if view is None or view.group is not group:
-            view = _View(group, {member.id: [] for member in group.members}, {})
+            sessions = {member.id: member.session_ms for member in group.members}
+            view = _View(group, {member: [] for member in sessions}, {}, Counter(), sessions)
             for share in group.shares:
                 held = Held(share.topic, share.partition, share.epoch)
                 view.held[share.owner].append(held)
                 if share.owner != share.target:
                     view.leaving.setdefault(share.owner, []).append(held)
+                    view.coming[share.target] += 1
             self._views[group.name] = view
         return view
 
@@ -288,15 +298,24 @@ class Groups:
 
     async def _propose(self, name: str) -> None:
         try:
-            while (batch := self._next.pop(name, None)) is not None:
+            while name in self._next:
+                await self._pace(name)
+                batch = self._next.pop(name)
                 change = Change(list(batch.joined.values()), list(batch.left), batch.released)
                 try:
                     group: Group = await self._quorum.propose(commands.ChangeGroup(name, change, batch.strategy))
                     settle(batch.done, group)
                 except QuiverError as error:
                     batch.done.set_exception(error)
+                self._changed_s[name] = self._clock.monotonic_s()
         finally:
             del self._proposing[name]
+
+    async def _pace(self, name: str) -> None:
+        group = self._quorum.state.groups.get(name)
+        if group is not None and name in self._changed_s:
+            due_s = self._changed_s[name] + len(group.members) * _PACE_S
+            await asyncio.sleep(max(0.0, due_s - self._clock.monotonic_s()))
 
     # -- what is asked about groups ------------------------------------------------------------------------------
 
@@ -326,6 +345,7 @@ class Groups:
         with contextlib.suppress(UnknownGroupError):
             await self._quorum.propose(commands.DeleteGroup(name))
         self._views.pop(name, None)
+        self._changed_s.pop(name, None)
 
 
 def _released(member: str, held: Held) -> Released:

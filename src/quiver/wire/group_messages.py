@@ -51,11 +51,13 @@ class GroupBeat(Struct, array_like=True, frozen=True):
 
 
 class GroupReply(Struct, array_like=True, frozen=True):
-    """What a member has, and of that, what it is to let go of. When the generation is the one it knows: nothing."""
+    """What a member has, of that, what it is to let go of, and how many it is to get from others. When the generation
+    is the one it knows: nothing."""
 
     generation: int
     held: list[Held] = []
     leaving: list[Held] = []
+    coming: int = 0
 
 
 class LeaveGroup(Struct, array_like=True, frozen=True):

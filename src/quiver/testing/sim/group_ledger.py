@@ -155,7 +155,8 @@ class GroupLedger(MetadataLedger):
         mine = [share for share in group.shares if share.owner == request.member]
         held = [Held(share.topic, share.partition, share.epoch) for share in mine]
         leaving = [Held(share.topic, share.partition, share.epoch) for share in mine if share.target != share.owner]
-        if (answer.held, answer.leaving) != (held, leaving):
+        coming = sum(share.target == request.member != share.owner for share in group.shares)
+        if (answer.held, answer.leaving, answer.coming) != (held, leaving, coming):
             raise Violation("one view", f"{node.name} tells {request.member} {answer}, it has {held}, leaves {leaving}")
 
     def _check_release(self, member: str, held: Held) -> None:
