@@ -36,6 +36,9 @@ COMMANDS: list[tuple[str, ...]] = [
     ("spark", "archive"),
     ("spark", "replay"),
     ("spark", "verify"),
+    ("pipeline",),
+    ("pipeline", "init"),
+    ("pipeline", "run"),
 ]
 WITH_TOPIC = [("topic", "create"), ("topic", "describe"), ("topic", "delete"), ("produce",), ("consume",)]
 

@@ -44,7 +44,13 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         pytest.skip(message)
     directory = tmp_path_factory.mktemp("spark")
     builder = SparkSession.builder.appName("quiver-tests").master("local[2]")
-    for name, value in settings(directory).items():
+    # Pipelines come by Spark Connect, to a server in the same JVM.
+    server = {
+        "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+    }
+    for name, value in {**settings(directory), **server}.items():
         builder = builder.config(name, value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)

@@ -12,7 +12,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from quiver.cli import broker, cluster, consume, group, manager, nginx, produce, sim, spark, status, topic, wal
+from quiver.cli import (
+    broker,
+    cluster,
+    consume,
+    group,
+    manager,
+    nginx,
+    pipeline,
+    produce,
+    sim,
+    spark,
+    status,
+    topic,
+    wal,
+)
 from quiver.cli.options import EXIT_INTERRUPTED, examples, exit_code_of, say
 from quiver.errors import QuiverError
 
@@ -80,6 +94,7 @@ nginx.register(app)
 produce.register(app)
 consume.register(app)
 spark.register(app)
+pipeline.register(app)
 sim.register(app)
 wal.register(app)
 

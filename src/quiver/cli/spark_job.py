@@ -37,22 +37,30 @@ State = Annotated[
 
 @contextlib.contextmanager
 def session(name: str, master: str, conf: list[str] | None) -> Iterator[Any]:
-    """Spark for one job. Its log stays only when the job failed for a reason of its own."""
-    try:
-        from quiver.spark.session import open_session
-    except ImportError as error:
-        raise InvalidRequestError(f"{error.name} is not installed: pip install 'quiver[spark]'") from error
+    """Spark for one job."""
     settings = dict(pair(one, "--conf") for one in conf or ())
+    with logged() as log:
+        from quiver.spark.session import open_session
+
+        with open_session(f"quiver {name}", log, master, settings) as spark:
+            yield spark
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[Path]:
+    """Where Spark may write its log. It stays only when the job failed for a reason of Spark's own."""
     with tempfile.NamedTemporaryFile(prefix="quiver-spark-", suffix=".log", delete=False) as file:
         log = Path(file.name)
     try:
-        with open_session(f"quiver {name}", log, master, settings) as spark:
-            yield spark
+        yield log
     except QuiverError as error:
-        if type(error) is not QuiverError:
-            log.unlink()
-            raise
-        raise QuiverError(f"{error.message}; Spark's log is {log}") from error
+        if type(error) is QuiverError:
+            raise QuiverError(f"{error.message}; Spark's log is {log}") from error
+        log.unlink()
+        raise
+    except ImportError as error:
+        log.unlink()
+        raise InvalidRequestError(f"{error.name} is not installed: pip install 'quiver[spark]'") from error
     except BaseException:
         log.unlink()
         raise

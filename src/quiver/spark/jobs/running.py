@@ -51,13 +51,24 @@ def in_one_sentence(error: Exception) -> QuiverError:
     if ours := _OURS.findall(said):
         code, message = ours[-1]
         return error_from_wire(code, message, {})
-    if raised := _RAISED.search(said) or _JAVA.search(said):
-        return QuiverError(f"Spark failed: {raised[1]}")
-    line = next((line for line in said.splitlines() if line.strip()), type(error).__name__)
-    line = re.sub(r"^\[[\w.]+\] | SQLSTATE: \w+.*$", "", line.strip())
-    if isinstance(error, _MISTAKES):
+    line = first_line(said) or type(error).__name__
+    if isinstance(error, _MISTAKES) and raised_in(said) is None:
         return InvalidRequestError(line)
-    return QuiverError(f"Spark failed: {line}")
+    return QuiverError(f"Spark failed: {raised_in(said) or line}")
+
+
+def raised_in(said: str) -> str | None:
+    """What Python raised, our own errors by their message alone, or what Java refused; None where neither is told."""
+    if ours := _OURS.findall(said):
+        return str(ours[-1][1])
+    raised = _RAISED.search(said) or _JAVA.search(said)
+    return raised[1] if raised else None
+
+
+def first_line(said: str) -> str:
+    """Without Spark's codes."""
+    line = next((line for line in said.splitlines() if line.strip()), "")
+    return re.sub(r"^\[[\w.]+\] | SQLSTATE: \w+.*$", "", line.strip())
 
 
 @contextlib.contextmanager
