@@ -17,14 +17,13 @@ from typing import Any
 import pytest
 
 from quiver.cli.lock import holder_pid, is_held
+from tests.system.quick_commands import QuickCommands, Run
 
 pytestmark = pytest.mark.system
 
 QUIVER = (sys.executable, "-m", "quiver.cli.main")
 WAIT_S = 30.0
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("QUIVER_")} | {"COLUMNS": "200"}
-
-Run = subprocess.CompletedProcess[bytes]
 
 
 def quiver(*arguments: str, cwd: Path, stdin: bytes = b"") -> Run:
@@ -95,15 +94,29 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made.end()
 
 
+class Running(Cluster):
+    """Of its commands, those that are clients begin at once."""
+
+    def __init__(self, directory: Path, commands: QuickCommands) -> None:
+        super().__init__(directory)
+        self._commands = commands
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> Run:
+        if arguments[0] == "up":
+            return super().run(*arguments, stdin=stdin)
+        return self._commands.run(*arguments, cwd=self.directory, stdin=stdin)
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One cluster for all tests that only use it as clients, each with a topic of its own."""
-    made = Cluster(tmp_path_factory.mktemp("cli"))
-    try:
-        made.up()
-        yield made
-    finally:
-        made.end()
+    with QuickCommands(ENVIRON) as commands:
+        made = Running(tmp_path_factory.mktemp("cli"), commands)
+        try:
+            made.up()
+            yield made
+        finally:
+            made.end()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import tomllib
 from pathlib import Path
 
@@ -85,12 +84,9 @@ def test_nodes_keep_port_and_data_and_take_settings(tmp_path: Path) -> None:
 
 def test_two_calls_share_a_cluster_and_settings_tell_them_apart(tmp_path: Path) -> None:
     with clusters(tmp_path) as made:
-        began_s = time.monotonic()
         one = made()
-        took_s = time.monotonic() - began_s
         assert made(brokers=1) is one
         assert made(heartbeat_s=0.5) is not one
-    assert took_s < 10, "well under a second on a machine that does nothing else"
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:
