@@ -138,9 +138,9 @@ class Managers:
             await link.close()
 
     async def close(self) -> None:
-        for broker in self.brokers.values():
-            await broker.stop()
+        """Brokers last, as everywhere: what a manager does at its end needs them."""
         await self.stop()
+        await asyncio.gather(*(broker.stop() for broker in self.brokers.values()))
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from tests.manager.v1_kit import V1, arrow, log_of, ndjson
 pytestmark = pytest.mark.system
 
 
-@pytest.mark.parametrize(("name", "cases"), [("classic", 1_500), ("v1", 1_500), ("openapi", 350), ("forwarded", 400)])
+@pytest.mark.parametrize(("name", "cases"), [("classic", 1_000), ("v1", 1_000), ("openapi", 350), ("forwarded", 400)])
 def test_requests_by_chance_do_no_harm(tmp_path: Path, name: str, cases: int) -> None:
     RUNS[name](tmp_path, cases, 20_261_116)
 

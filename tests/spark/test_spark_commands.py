@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import quiver.spark.session
 from quiver.cli.main import app
-from tests.spark.kit import Lake
+from tests.spark.kit import Lake, settings
 from tests.system.kit import ENVIRON
 
 
@@ -89,6 +89,7 @@ def test_command_brings_its_own_spark_and_leaves_nothing(lake: Lake, tmp_path: P
     temporary.mkdir()
     command = [sys.executable, "-m", "quiver.cli.main", "spark", "verify", "t", "--consumed", "c=c.jsonl"]
     small = ["--master", "local[1]", "--conf", "spark.sql.shuffle.partitions=1", "--json"]
+    small += ["--conf", f"spark.driver.extraJavaOptions={settings(tmp_path)['spark.driver.extraJavaOptions']}"]
     run = subprocess.run(
         [*command, *small],
         env=ENVIRON | {"TMPDIR": str(temporary)},
