@@ -140,7 +140,8 @@ class _Link:
     def _rewritten(self, packet: _Packet) -> bytes:
         reply = msgspec.msgpack.decode(packet.raw[PREFIX_BYTES:], type=MetadataReply)
         nodes = [NodeInfo(node.id, self._proxy.address) for node in reply.nodes]
-        header = msgspec.msgpack.encode(msgspec.structs.replace(reply, nodes=nodes))
+        managers = [msgspec.structs.replace(one, address=self._proxy.address) for one in reply.managers]
+        header = msgspec.msgpack.encode(msgspec.structs.replace(reply, nodes=nodes, managers=managers))
         return encode_prefix(packet.kind, packet.flags, packet.correlation, header, 0)
 
 
@@ -177,6 +178,9 @@ class Proxy:
     @property
     def cuts_left(self) -> int:
         return len(self._cuts)
+
+    def is_cut_left(self, request: type[Struct]) -> bool:
+        return any(cut.kind == KIND_OF[request] for cut in list(self._cuts))
 
     def count(self, request: type[Struct]) -> int:
         return self.requests.count(KIND_OF[request])
