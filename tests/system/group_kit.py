@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from tests.system.kit import ENVIRON
+
+STOP_S_MAX: Final = 60.0
 
 
 class Read(NamedTuple):
@@ -40,7 +42,8 @@ class Member:
         self.reads: list[Read] = []
         self.stored = 0
         self.loose: list[range] = []  # the reads that were not stored when it was killed, or held to be gone
-        self.lost = 0  # how often that was
+        self.lost = 0  # how often it was told so
+        self.is_reading = self.was_killed = False
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -52,6 +55,8 @@ class Member:
                     self.reads.append(Read(int(partition), int(first), int(end), float(at_s)))
                 case ["stored"]:
                     self.stored = len(self.reads)
+                case ["assigned"]:
+                    self.is_reading = True
                 case ["lost"]:
                     self.lost += 1
                     self.loose.append(range(self.stored, len(self.reads)))
@@ -61,6 +66,7 @@ class Member:
         return self._process.poll() is None
 
     def kill(self) -> None:
+        self.was_killed = True
         self._process.kill()
         self._end()
         self.loose.append(range(self.stored, len(self.reads)))
@@ -71,8 +77,9 @@ class Member:
             self._process.stdin.close()
 
     def stop(self) -> None:
+        """Also of one that has ended: all that it told is heard, and it did not fail."""
         self.ask_to_stop()
-        assert self._process.wait(60) == 0
+        assert self._process.wait(STOP_S_MAX) == 0
         self._end()
 
     def _end(self) -> None:

@@ -3,7 +3,7 @@
 group_member.py SERVERS TOPIC GROUP SESSION_S COMMIT_S [by-hand]
 
 `read PARTITION FIRST END TIME` for records that it has dealt with, `stored` when all of these are stored (by hand),
-`lost` when partitions were taken from it without asking.
+`assigned` when it is given partitions, `lost` when some were taken from it without asking.
 """
 
 import sys
@@ -40,12 +40,13 @@ def main() -> None:
             stored_s = time.monotonic()
             try:
                 consumer.commit()
-            except MemberFencedError:  # it was held to be gone; which partitions that cost it hears when it polls
-                return
-            tell("stored")
+            except MemberFencedError:  # it was held to be gone, which it might not hear before it ends
+                tell("lost")
+            else:
+                tell("stored")
 
     settings = {"session_timeout": float(session_s), "commit_interval": None if by_hand else interval_s}
-    told = {"on_revoked": store, "on_lost": lambda pairs: tell("lost")}
+    told = {"on_assigned": lambda _: tell("assigned"), "on_revoked": store, "on_lost": lambda _: tell("lost")}
     with Consumer(servers, [topic], group=group, **settings, **told) as consumer:
         while not ended.is_set():
             if records := consumer.poll(timeout=0.1):

@@ -30,6 +30,8 @@ from tests.system.managed_kit import ManagedCluster
 TOPIC: Final = "rounds"
 PARTITIONS: Final = 12
 MEMBERS: Final = 4
+MEMBERS_MAX: Final = 8
+START_S_MAX: Final = 60.0
 SESSION_S: Final = 3.0
 COMMIT_S: Final = 0.3
 STEPS_PER_S: Final = 20  # of the producer
@@ -69,9 +71,11 @@ def produce(servers: str, records: int, seconds: float, count: list[int], failed
 
 def disturb(members: Members, dice: random.Random, told: collections.Counter[str]) -> None:
     """One of three things, so that there are about as many members as before."""
-    alive = [member for member in members.alive() if member.reads]  # the others are still starting
+    count, alive = len(members.alive()), [member for member in members.alive() if member.is_reading]
     wish = dice.choice(("kill", "kill", "stop", "join"))
-    if wish == "join" or len(members.alive()) < MEMBERS - 1 or not alive:
+    if count > MEMBERS_MAX or not alive:
+        return  # those who come are slow to start: more of them would not help
+    if wish == "join" or count < MEMBERS - 1:
         members.start()
         told["joined"] += 1
     elif wish == "kill":
@@ -94,9 +98,10 @@ def run_rounds(
         create_topic(cluster.servers, TOPIC, PARTITIONS)
         for _ in range(MEMBERS):
             members.start()
+        until(lambda: all(member.is_reading for member in members.all), START_S_MAX)
         producing = threading.Thread(target=produce, args=(cluster.servers, records, seconds, count, failed))
         producing.start()
-        while producing.is_alive():
+        while producing.is_alive() or not (told["killed"] and told["joined"]):
             time.sleep(dice.expovariate(1 / EVENT_S))
             disturb(members, dice, told)
             report(f"{sum(count):,} of {records:,} produced, {len(members.alive())} members, {dict(told)}")
@@ -112,8 +117,9 @@ def run_rounds(
                 return [one.lag for one in found]
 
             until(lambda: not sum(lags()), DRAIN_S_MAX)
-            for member in members.alive():
-                member.stop()
+            for member in members.all:
+                if not member.was_killed:
+                    member.stop()
             final = lags()
         verdict = judge(members.pieces, dict(enumerate(count)))
         lost = sum(member.lost for member in members.all)

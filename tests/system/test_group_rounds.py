@@ -10,6 +10,7 @@ from tests.system.group_kit import Piece, Verdict, judge
 from tests.system.group_rounds import run_rounds
 
 
+@pytest.mark.timeout(300)
 def test_members_join_leave_and_are_killed_all_the_time(tmp_path: Path) -> None:
     result = run_rounds(tmp_path, records=60_000, seconds=10, seed=1)
     assert result.verdict.is_good, result
