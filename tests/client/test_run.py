@@ -1,4 +1,4 @@
-"""`Consumer.run`: every record to the handler, topics in parallel, until silence, a stop or an error."""
+"""`Consumer.run`: every record to the handler, topics in parallel, until a stop or an error. Silence: `test_runner`."""
 
 from __future__ import annotations
 
@@ -31,15 +31,28 @@ def fill(servers: str, count: int) -> None:
             producer.send_many(topic, [b"%d" % number for number in range(count)], partition=1).result()
 
 
-def test_every_record_of_every_topic_is_handled_in_order_until_silence(private_broker: LocalBroker) -> None:
+def run_to(last: int, consumer: Consumer, offsets: list[int]) -> None:
+    """Runs until that offset, and keeps all that it sees."""
+
+    def keep(record: Record) -> None:
+        offsets.append(record.offset)
+        if record.offset == last:
+            consumer.stop()
+
+    consumer.run(keep, poll_time=0.05)
+
+
+def test_every_record_of_every_topic_is_handled_in_order(private_broker: LocalBroker) -> None:
     fill(private_broker.address, 250)
     seen: dict[str, list[bytes]] = defaultdict(list)
     with Consumer(private_broker.address, TOPICS, group="g") as consumer:
 
         def keep(record: Record) -> None:
             seen[record.topic].append(record.value or b"")
+            if sum(map(len, seen.values())) == 750:
+                consumer.stop()
 
-        assert consumer.run(keep, timeout=0.5, poll_time=0.05) == 750
+        assert consumer.run(keep, poll_time=0.05) == 750
         assert consumer.poll(timeout=0.1) == [], "what was handled is not polled again"
         assert [consumer.committed(topic, 1) for topic in TOPICS] == [250] * 3
     assert seen == {topic: [b"%d" % number for number in range(250)] for topic in TOPICS}
@@ -50,7 +63,12 @@ def test_topics_are_handled_in_parallel(private_broker: LocalBroker) -> None:
     # Each handler waits for the two others: one thread for all would wait for ever.
     together = threading.Barrier(len(TOPICS))
     with Consumer(private_broker.address, TOPICS) as consumer:
-        assert consumer.run(lambda record: together.wait(30), timeout=0.3, poll_time=0.05) == len(TOPICS)
+
+        def wait(record: Record) -> None:
+            together.wait(60)
+            consumer.stop()
+
+        assert consumer.run(wait, poll_time=0.05) == len(TOPICS)
 
 
 def test_a_handlers_error_ends_the_run_and_its_records_come_again(private_broker: LocalBroker) -> None:
@@ -66,7 +84,7 @@ def test_a_handlers_error_ends_the_run_and_its_records_come_again(private_broker
         consumer.run(fail_at_ten, poll_time=0.05)
     again: list[int] = []
     with Consumer(private_broker.address, ["alpha"], group="g") as consumer:
-        consumer.run(lambda record: again.append(record.offset), timeout=0.3, poll_time=0.05)
+        run_to(29, consumer, again)
     assert again == list(range(30)), "nothing of the look that failed was stored as read"
 
 
@@ -81,7 +99,7 @@ def test_a_run_begins_where_the_consumer_is(private_broker: LocalBroker) -> None
     offsets: list[int] = []
     with Consumer(private_broker.address, ["alpha"]) as consumer:
         assert len(consumer.poll(max_records=7, timeout=5)) == 7
-        consumer.run(lambda record: offsets.append(record.offset), timeout=0.3, poll_time=0.05)
+        run_to(19, consumer, offsets)
     assert offsets == list(range(7, 20))
 
 
@@ -95,7 +113,9 @@ def test_an_outage_is_waited_out(private_broker: LocalBroker) -> None:
             if len(handled) == 1:
                 private_broker.stop()
                 private_broker.start()
+            if record.offset == 4:
+                consumer.stop()
 
-        consumer.run(restart_once, timeout=1.5, poll_time=0.05, poll_time_after_error=0.1)
+        consumer.run(restart_once, poll_time=0.05, poll_time_after_error=0.1)
         assert consumer.committed("alpha", 1) == 5
     assert handled == list(range(5))
