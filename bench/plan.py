@@ -38,6 +38,8 @@ class Sizes:
     metadata_topics: int = 10_000
     metadata_consumers: int = 100_000
     metadata_lists: int = 20
+    group_times: int = 60  # the topic read by groups is this many times `read_redis` records
+    group_deaths: int = 3
 
 
 QUICK = Sizes(
@@ -65,6 +67,8 @@ QUICK = Sizes(
     metadata_topics=500,
     metadata_consumers=5000,
     metadata_lists=5,
+    group_times=10,
+    group_deaths=1,
 )
 
 

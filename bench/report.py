@@ -20,6 +20,7 @@ from rich.text import Text
 
 QUIVER, FLOOR, REDIS, REFERENCE, NOTHING = "Quiver", "floor", "Redis", "reference", "nothing"
 ROWS, SDK = "rows", "send_many"
+NO_COMMITS, BEFORE = "no commits", "before"
 
 # Rows that targets refer to.
 BATCHES_128_KIB = "128 KiB batches"
@@ -56,6 +57,10 @@ LIST_SDK = "10,000 topics, Admin.list_topics"
 RESTART_TOPICS = "10,000 topics, restart"
 LIST_CONSUMERS = "100,000 consumers, GET /health"
 RESTART_CONSUMERS = "100,000 consumers, restart"
+GROUP_POLL = "poll in a group, commit every second"
+GROUP_POLL_ARROW = "poll_arrow in a group, commit every second"
+GROUP_RESUME = "member killed, its partitions are read on"
+GROUP_KEPT = "member killed, the other partitions"
 
 NOT_A_TERMINAL_WIDTH = 170
 
@@ -154,6 +159,17 @@ TARGETS = (
     Target("10,000 topics: restart", RESTART_TOPICS, "seconds", 10, False),
     Target("100,000 consumers: GET /health", LIST_CONSUMERS, "p99_ms", 200, False),
     Target("100,000 consumers: restart", RESTART_CONSUMERS, "seconds", 10, False),
+    Target("group: poll with commits, of none", GROUP_POLL, "records_per_s", 0.9, True, (NO_COMMITS, GROUP_POLL)),
+    Target(
+        "group: poll_arrow with commits, of none",
+        GROUP_POLL_ARROW,
+        "records_per_s",
+        0.9,
+        True,
+        (NO_COMMITS, GROUP_POLL_ARROW),
+    ),
+    Target("group: partitions of a dead member, session + 1 s", GROUP_RESUME, "seconds", 3, False),
+    Target("group: the others, longest gap between records", GROUP_KEPT, "seconds", 0.3, False),
 )
 
 

@@ -14,6 +14,7 @@ import floor
 import quiver_bench
 import redis_bench
 import report
+from group_section import groups
 from http_section import http, http_replicated
 from machine import time_syncs
 from measure import KIB, MB, Case, Row, human_size, latency_row, make_values
@@ -183,4 +184,5 @@ SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
     "idle": idle,
     "http-replicated": http_replicated,
     "metadata": metadata,
+    "groups": groups,
 }
