@@ -84,6 +84,8 @@ def missing_key(topic: str) -> str:
 
 def check_settings(given: Mapping[str, object]) -> dict[str, Value]:
     """The settings as they are kept, from numbers, words or their text. Raises InvalidRequestError."""
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError(f"settings are values by name, not {_shown(given)}")
     for name in given:
         _check_name(name)
     return {name: _READ[name](name, given[name]) for name in sorted(given)}
@@ -91,6 +93,8 @@ def check_settings(given: Mapping[str, object]) -> dict[str, Value]:
 
 def check_names(names: Iterable[object]) -> list[str]:
     """The names of settings that are to be as if they had never been set."""
+    if isinstance(names, (str, bytes)) or not isinstance(names, Iterable):
+        raise InvalidRequestError(f"what is to be unset is a list of names, not {_shown(names)}")
     found = [_check_name(name) for name in names]
     if REPLICATION_FACTOR in found:
         raise InvalidRequestError(f"{REPLICATION_FACTOR} can be set to another number, not unset")

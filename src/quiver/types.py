@@ -158,6 +158,11 @@ class GroupPosition(msgspec.Struct, frozen=True):
     def lag(self) -> int:
         return self.latest - max(self.earliest, self.offset or 0)
 
+    @property
+    def lost(self) -> int:
+        """Records behind its position that were removed before it read them."""
+        return 0 if self.offset is None else max(0, self.earliest - self.offset)
+
 
 class GroupReset(msgspec.Struct, frozen=True):
     """A group is set from one place to another; `before` is None when it had none."""

@@ -125,6 +125,12 @@ def test_completion_can_be_installed() -> None:
     ("arguments", "message"),
     [
         (["topic", "create", "x", "--set", "cleanup=never"], "cleanup is delete, consumed or compact, not 'never'"),
+        (["topic", "create", "x", "--set", "retention.ms=soon"], "or -1 for no limit, not 'soon'"),
+        (["topic", "create", "x", "--set", "retention.ms=-7"], "or -1 for no limit, not '-7'"),
+        (["topic", "create", "x", "--set", "segment.bytes=1e9"], "is a number from 1024 to 1073741824, not '1e9'"),
+        (["topic", "create", "x", "--set", "tombstone.ms="], "tombstone.ms is a number from 0 to"),
+        (["topic", "alter", "x", "--set", "require.consumers=2"], "require.consumers is true or false, not '2'"),
+        (["topic", "alter", "x", "--set", "retention.ms=1", "--set", "retention.ms=2"], "retention.ms is set twice"),
         (["topic", "create", "x", "--set", "cleanup"], "a setting is written name=value, not 'cleanup'"),
         (["topic", "alter", "x", "--set", "nope=1"], "there is no topic setting 'nope'"),
         (["topic", "alter", "x", "--unset", "nope"], "there is no topic setting 'nope'"),

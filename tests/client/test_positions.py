@@ -313,6 +313,11 @@ def test_start_policy_recovers_and_counts_what_was_lost(shrinking: LocalBroker, 
         consumer.commit()
         assert consumer.lost_records == 0
     shrink(shrinking, topic, 1000)
+    with Admin(shrinking.address) as admin:
+        earliest = admin.offsets(topic)[0][0]
+        _, (position,) = admin.describe_group("g")
+        assert position.earliest >= earliest and position.lost == position.earliest - 5
+        assert position.lag == 1010 - position.earliest, "what is gone is not left to read"
     with Consumer(shrinking.address, [topic], group="g", start=start) as consumer:
         if start == "latest":
             assert consumer.poll(timeout=0.3) == []

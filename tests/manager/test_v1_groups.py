@@ -36,7 +36,7 @@ def test_group_with_members_is_listed_and_described_with_its_lag(v1: V1, node: H
         told = v1.request("GET", f"/v1/groups/{group}").body
         (member,) = told.pop("members")
         assert told.pop("generation") > 0
-        found = {"topic": topic, "earliest": 0, "member": member["id"]}
+        found = {"topic": topic, "earliest": 0, "lost": 0, "member": member["id"]}
         assert told == {
             "name": group,
             "assignment": "sticky",

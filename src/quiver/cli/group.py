@@ -51,7 +51,8 @@ def list_(as_json: AsJson = False, servers: Servers = None, data_dir: DataDir = 
 
 @_commands.command(epilog=examples("quiver group describe readers", "quiver group describe readers --json"))
 def describe(name: Name, as_json: AsJson = False, servers: Servers = None, data_dir: DataDir = None) -> None:
-    """Show where a group is in each partition, how many messages are left, and which member reads it."""
+    """Show where a group is in each partition, how many messages are left, how many were removed before it read them,
+    and which member reads it."""
     with _admin(servers, data_dir) as admin:
         info, positions = admin.describe_group(name)
     if as_json:
@@ -60,9 +61,17 @@ def describe(name: Name, as_json: AsJson = False, servers: Servers = None, data_
     lag = sum(one.lag for one in positions)
     table(
         f"Group {name}: {info.member_count} members, {lag:,} messages left",
-        ("topic", "partition", "position", "latest", "lag", "member"),
+        ("topic", "partition", "position", "latest", "lag", "lost", "member"),
         [
-            (one.topic, one.partition, "-" if one.offset is None else one.offset, one.latest, one.lag, one.owner)
+            (
+                one.topic,
+                one.partition,
+                "-" if one.offset is None else one.offset,
+                one.latest,
+                one.lag,
+                one.lost,
+                one.owner,
+            )
             for one in positions
         ],
     )
@@ -150,6 +159,7 @@ def described(info: GroupInfo, positions: list[GroupPosition]) -> dict[str, Any]
                 "earliest": one.earliest,
                 "latest": one.latest,
                 "lag": one.lag,
+                "lost": one.lost,
                 "member": one.owner,
             }
             for one in positions

@@ -12,6 +12,7 @@ from quiver.manager.registry import Registry
 from quiver.manager.v1_call import Call, answer
 from quiver.manager.v1_shapes import Group, GroupMember, GroupPartition, GroupRow, Groups, MemberPartition
 from quiver.metadata.groups import Group as GroupState
+from quiver.types import GroupPosition
 from quiver.wire.fields import CONSUMER_NAME_MAX, REGISTERED
 from quiver.wire.group_messages import GetPositions, PositionsReply, StoredPosition
 from quiver.wire.messages import GetPosition, PositionReply
@@ -74,8 +75,8 @@ class GroupCalls:
                 place = (name, number)
                 known = stored.get(place) or await self._ask(*place, group.name)
                 bounds = (known.start_offset, known.high_watermark)
-                lag = known.high_watermark - max(known.start_offset, known.offset or 0)
-                found.append(GroupPartition(*place, known.offset, *bounds, lag, owners.get(place)))
+                one = GroupPosition(*place, known.offset, *bounds)
+                found.append(GroupPartition(*place, known.offset, *bounds, one.lag, one.lost, owners.get(place)))
         return found
 
     async def _ask(self, topic: str, number: int, group: str) -> PositionReply:

@@ -216,7 +216,8 @@ class GroupMember(Answer, frozen=True):
 
 
 class GroupPartition(Answer, frozen=True):
-    """`offset` is the next one that the group reads, null when it has committed nothing; `member` reads it now."""
+    """`offset` is the next one that the group reads, null when it has committed nothing; `member` reads it now. `lost`
+    counts the records behind `offset` that were removed before the group read them."""
 
     topic: str
     partition: int
@@ -224,6 +225,7 @@ class GroupPartition(Answer, frozen=True):
     earliest: int
     latest: int
     lag: int
+    lost: int
     member: str | None
 
 
