@@ -241,7 +241,10 @@ async def compact(
             await loop.run_in_executor(threads, look, disk, segment, findings)
         for group in group_segments(segments, log.settings.segment_bytes_max):
             job = RewriteJob(disk, group, order, findings, log.settings.index_interval_bytes)
-            if not goes_on() or not await _rewrite(log, job, threads):
+            if not goes_on():
+                return None
+            await asyncio.sleep(0)  # a snapshot that waited for the group before has its turn
+            if not await _rewrite(log, job, threads):
                 return None
         findings.next_turn()
     return findings

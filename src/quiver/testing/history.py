@@ -17,7 +17,7 @@ Rule: pure. It knows neither clients nor time; the caller tells it what happened
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import Final, NamedTuple
 
 from quiver.types import Record, RecordMetadata
@@ -35,6 +35,7 @@ GAP: Final = "gap"  # an offset that no record has
 REWOUND: Final = "rewound"  # a committed position that moved back
 
 Place = tuple[str, int]  # topic and partition
+Gone = Set[tuple[Place, int]]
 
 
 class Violation(NamedTuple):
@@ -114,6 +115,11 @@ class History:
         self.producers: list[ProducerLog] = []
         self.readers: list[Reader] = []
         self.groups: list[Positions] = []
+        self._gone: set[tuple[Place, int]] = set()
+
+    def may_be_gone(self, topic: str, partition: int, offsets: Iterable[int]) -> None:
+        """Compaction may have taken these records: a reader that does not see them misses nothing."""
+        self._gone.update(((topic, partition), offset) for offset in offsets)
 
     def producer(self, name: str) -> ProducerLog:
         self.producers.append(ProducerLog(name))
@@ -141,15 +147,15 @@ class History:
         for (place, offset), value in sorted(stored.items()):
             places.setdefault(value, []).append((place, offset))
         found = [
-            *_lost(self.producers, places),
+            *_lost(self.producers, places, self._gone),
             *_duplicates(places),
             *_phantoms(self.producers, places),
             *_misplaced(self.producers, places),
             *disagreements,
             *_reordered(self.producers, places),
-            *_gaps(stored),
-            *(violation for reader in self.readers for violation in _reading(reader)),
-            *_skipped(self.readers),
+            *_gaps(stored, self._gone),
+            *(violation for reader in self.readers for violation in _reading(reader, self._gone)),
+            *_skipped(self.readers, self._gone),
             *(violation for group in self.groups for violation in _rewound(group)),
         ]
         return list(_shortened(found))
@@ -174,10 +180,17 @@ def _stored(readers: list[Reader]) -> tuple[dict[tuple[Place, int], bytes], list
     return stored, found
 
 
-def _lost(producers: list[ProducerLog], places: dict[bytes, list[tuple[Place, int]]]) -> Iterator[Violation]:
+def _are_gone(gone: Gone, place: Place, start: int, end: int) -> bool:
+    """Whether a reader may go from one offset to the other."""
+    return start < end and all((place, offset) in gone for offset in range(start, end))
+
+
+def _lost(
+    producers: list[ProducerLog], places: dict[bytes, list[tuple[Place, int]]], gone: Gone
+) -> Iterator[Violation]:
     for log in producers:
         for value, where in log.acks.items():
-            if value not in places:
+            if value not in places and ((where.topic, where.partition), where.offset) not in gone:
                 at = _at((where.topic, where.partition), where.offset)
                 yield Violation(LOST, f"{_shown(value)} of {log.name} was acknowledged at {at} and nobody saw it")
 
@@ -222,15 +235,16 @@ def _reordered(producers: list[ProducerLog], places: dict[bytes, list[tuple[Plac
                 last[place] = (offset, value)
 
 
-def _gaps(stored: dict[tuple[Place, int], bytes]) -> Iterator[Violation]:
+def _gaps(stored: dict[tuple[Place, int], bytes], gone: Gone) -> Iterator[Violation]:
     last: dict[Place, int] = {}
     for place, offset in sorted(stored):
-        if place in last and offset != last[place] + 1:
+        follows = place not in last or offset == last[place] + 1 or _are_gone(gone, place, last[place] + 1, offset)
+        if not follows:
             yield Violation(GAP, f"{_at(place, last[place])} is followed by offset {offset}")
         last[place] = offset
 
 
-def _reading(reader: Reader) -> Iterator[Violation]:
+def _reading(reader: Reader, gone: Gone) -> Iterator[Violation]:
     """One reader meets each offset once, in order, without a hole, unless it was told to jump."""
     expected: dict[Place, int] = {}
     seen: dict[Place, set[int]] = {}
@@ -243,13 +257,13 @@ def _reading(reader: Reader) -> Iterator[Violation]:
         wanted = expected.get(place, offset)
         expected[place] = offset + 1
         offsets = seen.setdefault(place, set())
-        if offset != wanted:
+        if offset != wanted and not _are_gone(gone, place, wanted, offset):
             kind = DUPLICATE if offset in offsets else GAP if offset > wanted else REORDERED
             yield Violation(kind, f"{reader.name} got {_at(place, offset)} where offset {wanted} follows")
         offsets.add(offset)
 
 
-def _skipped(readers: list[Reader]) -> Iterator[Violation]:
+def _skipped(readers: list[Reader], gone: Gone) -> Iterator[Violation]:
     """Readers of one name see everything together: one that resumes begins no later than the last one ended."""
     ends: dict[tuple[str, Place], int] = {}
     for reader in readers:
@@ -258,7 +272,8 @@ def _skipped(readers: list[Reader]) -> Iterator[Violation]:
                 ends[reader.name, (event.topic, event.partition)] = event.offset + 1
                 continue
             end = ends.get((reader.name, event.place))
-            if event.resumed and end is not None and event.offset > end:
+            skips = event.resumed and end is not None and event.offset > end
+            if skips and end is not None and not _are_gone(gone, event.place, end, event.offset):
                 detail = f"{reader.name} resumed at {_at(event.place, event.offset)} and had seen nothing from {end} on"
                 yield Violation(GAP, detail)
             ends[reader.name, event.place] = event.offset

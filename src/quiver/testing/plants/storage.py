@@ -6,10 +6,11 @@ import asyncio
 from concurrent.futures import Executor
 from typing import Any
 
-from quiver.broker import partition
+from quiver.broker import compactor, partition
+from quiver.broker.compactor import Compactor
 from quiver.broker.partition import Partition
 from quiver.broker.partition_state import PartitionState
-from quiver.log import recovery, segment
+from quiver.log import compaction, recovery, segment
 from quiver.log.checkpoint import Checkpoint
 from quiver.log.flush import FlushJob
 from quiver.log.partition_log import PartitionLog
@@ -224,3 +225,33 @@ def _room_taken_for_entries() -> list[Patch]:
         return size_bytes
 
     return [(recovery, "_without_room", all_of_it)]
+
+
+# -- compaction ------------------------------------------------------------------------------------------------------
+
+
+@plant("deletions-dropped-early", "what deletes a key goes before every member has let go of what it deletes")
+def _deletions_dropped_early() -> list[Patch]:
+    return [(Compactor, "_all_have", lambda self, index, raft: True)]
+
+
+@plant("overtaken-read-believed", "a read that a compaction overtook is not done again")
+def _overtaken_read_believed() -> list[Patch]:
+    replace = PartitionLog.replace_segments
+
+    def unnoticed(self: Any, old: Any, new: Any, path: str) -> bool:
+        cuts = self.cuts
+        done = replace(self, old, new, path)
+        self.cuts = cuts
+        return done
+
+    return [(PartitionLog, "replace_segments", unnoticed)]
+
+
+@plant("half-done-counts", "a compaction that was cut short counts as done")
+def _half_done_counts() -> list[Patch]:
+    async def first_only(log: Any, disk: Any, order: Any, threads: Any, goes_on: Any) -> Any:
+        await compaction.compact(log, disk, order, threads, iter([True] * 3 + [False] * 10**6).__next__)
+        return compaction.Findings()
+
+    return [(compactor, "compact", first_only)]

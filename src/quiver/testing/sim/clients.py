@@ -24,6 +24,7 @@ from quiver.wire.messages import Produce, ProduceReply
 from quiver.wire.records import batch_from_lists, encode_batch, encode_single
 
 _EPOCH_US = 1_700_000_000_000_000
+_KEYS = 6
 
 
 class Clients:
@@ -41,6 +42,7 @@ class Clients:
         self.history = History()
         self.found: list[Violation] = []
         self.stopping = False
+        self.compacts = False  # records have keys
         self.calls = 0
         self._epochs = 0
         self.ends: dict[tuple[str, int], int] = {}  # the highest offset anybody was told of, by partition
@@ -143,7 +145,13 @@ class Producer:
         self._stamp += 1
         stamp = _EPOCH_US + self._stamp
         values = [b"p%d-%d-%06d" % (self._id, self._epoch, self._sequence + place) for place in range(count)]
-        if count == 1:
+        if self._clients.compacts:
+            chance = self._clients.chance
+            keys = [(b"k%d" % chance.randrange(_KEYS), chance.random() < 0.2) for _ in values]
+            self._clients.ledger.keys[self._id, self._epoch, self._sequence] = keys
+            said = [None if is_deleted else value for value, (_, is_deleted) in zip(values, keys, strict=True)]
+            payload = bytes(encode_batch(batch_from_lists([stamp], [key for key, _ in keys], said, None)))
+        elif count == 1:
             payload = bytes(encode_single(stamp, values[0]))
         else:
             payload = bytes(encode_batch(batch_from_lists([stamp], None, values, None)))

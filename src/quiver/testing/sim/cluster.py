@@ -8,6 +8,7 @@ from quiver.broker.partition import Partition
 from quiver.errors import CorruptLogError, LogFailedError
 from quiver.raft import Raft
 from quiver.replication.group import broker_of
+from quiver.testing.sim.compaction import check_left
 from quiver.testing.sim.director import Placement
 from quiver.testing.sim.ledger import Ledger
 from quiver.testing.sim.network import Network
@@ -18,6 +19,7 @@ from quiver.testing.sim.world import Violation, World
 from quiver.wire.frame import encode_frame
 
 TOPIC = "logs"
+COMPACTED: dict[str, bool | int | str] = {"cleanup": "compact", "tombstone.ms": 300}
 
 
 def partition_uids(plan: Plan) -> dict[tuple[str, int], str]:
@@ -59,7 +61,8 @@ class Cluster:
         for node in self.nodes.values():
             node.start()
         disks = {node.id: node.broker.disk_id for node in self.nodes.values()}
-        self.placement.create(TOPIC, [*self.uids.values()], self.plan.replicas, disks)
+        settings = COMPACTED if self.plan.compacts else {}
+        self.placement.create(TOPIC, [*self.uids.values()], self.plan.replicas, disks, settings)
         for node in self.nodes.values():
             node.host(self.placement.word)
 
@@ -197,16 +200,20 @@ class Cluster:
                     return f"{node.name} has {uid} up to {mine.terms.last}/{mine.commit} of {raft.terms.last}"
                 if partition.state.applied_index != raft.terms.last or mine.synced_index != raft.terms.last:
                     return f"{node.name} has applied {partition.state.applied_index} of {raft.terms.last} in {uid}"
+                if self.ledger.keys and partition.compactor.completed != partition.state.order.index:
+                    return f"{node.name} has not compacted {uid} up to {partition.state.order.index}"
         return ""
 
     def compare_logs(self) -> None:
-        """Replicas are equal, byte for byte, in what is committed and both have."""
+        """Replicas are equal, byte for byte, in what is committed and both have; also in what compaction left."""
         for uid in self.uids.values():
             frames: dict[int, bytes] = {}
             for node, partition, _ in self.replicas(uid):
                 log = partition._log
                 try:
                     for _, header, payload in log.scan(log.first_index):
+                        if self.ledger.keys:
+                            check_left(self.ledger, uid, partition.state.order, node.name, header, payload)
                         frame = bytes(encode_frame(header, payload))
                         if frames.setdefault(header.index, frame) != frame:
                             raise Violation("equal replicas", f"{node.name} has another entry {header.index} of {uid}")

@@ -15,31 +15,37 @@ from quiver.errors import (
 )
 from quiver.testing.history import Reader
 from quiver.testing.sim.clients import Clients, leader_after
+from quiver.testing.sim.compaction import offsets_in
+from quiver.testing.sim.ledger import is_same
 from quiver.testing.sim.world import Violation
 from quiver.types import Record
 from quiver.wire.frame import FrameError, Kind, walk_frames
 from quiver.wire.messages import OFFSET_LATEST, CommitPosition, Fetch, GetPosition, ListOffset, Position
 
 
-def take_frames(clients: Clients, topic: str, partition: int, offset: int, frames: bytes, who: str) -> list[Record]:
-    """The records from `offset` on, each held against what is committed."""
+def take_frames(
+    clients: Clients, topic: str, partition: int, offset: int, frames: bytes, who: str
+) -> tuple[list[Record], int]:
+    """The records from `offset` on, each held against what is committed, and the offset to go on at."""
     group = clients.ledger.group(clients.uids[topic, partition])
     records: list[Record] = []
     try:
         found = list(walk_frames(memoryview(frames)))
     except FrameError as error:
         raise Violation("9 no bad frame", f"{who} was served a damaged frame: {error}") from error
-    for _, header, _ in found:
-        if header.index > group.commit or group.entries[header.index - 1].header != header:
+    end = offset
+    for _, header, payload in found:
+        if header.index > group.commit or not is_same(group.entries[header.index - 1].header, header):
             raise Violation("phantom", f"{who} was served entry {header.index}, which is not the committed one")
         if header.kind != Kind.DATA:
             continue
         values, _ = clients.ledger.sent[header.producer_id, header.producer_epoch, header.sequence]
-        for place, value in enumerate(values):
-            at = header.base_offset + place
+        for at in offsets_in(header, payload):
             if at >= offset:
+                value = values[at - header.base_offset]
                 records.append(Record(topic, partition, at, header.timestamp_min, None, value))
-    return records
+        end = max(end, header.next_offset)
+    return records, end
 
 
 class Consumer:
@@ -98,9 +104,9 @@ class Consumer:
         clients = self._clients
         request = Fetch(self._topic, self._partition, self._offset, 4000, 1, clients.chance.choice((0, 100, 500)))
         _, frames = await clients.call(self._node, request, timeout_s=1.5)
-        for record in take_frames(clients, self._topic, self._partition, self._offset, frames, self._name):
+        records, self._offset = take_frames(clients, self._topic, self._partition, self._offset, frames, self._name)
+        for record in records:
             self._reader.saw(record)
-            self._offset = record.offset + 1
         clients.told_of(self._topic, self._partition, self._offset)
 
     def _moved(self, error: OffsetOutOfRangeError) -> None:
@@ -202,9 +208,9 @@ async def read_all(clients: Clients, node: int, topic: str, partition: int) -> N
         except (UnavailableError, CorruptLogError):  # damage that is found is repaired
             await asyncio.sleep(0.1)
             continue
-        for record in take_frames(clients, topic, partition, offset, frames, f"n{node}'s reader"):
+        records, offset = take_frames(clients, topic, partition, offset, frames, f"n{node}'s reader")
+        for record in records:
             reader.saw(record)
-            offset = record.offset + 1
 
 
 def fill_in_trimmed(clients: Clients, starts: dict[Any, int]) -> None:

@@ -32,10 +32,12 @@ class Placement:
         self._state = State()
         self.topic = ""
 
-    def create(self, topic: str, uids: list[str], replicas: int, disks: dict[int, int]) -> None:
+    def create(
+        self, topic: str, uids: list[str], replicas: int, disks: dict[int, int], settings: dict[str, bool | int | str]
+    ) -> None:
         for broker, disk_id in disks.items():
             self._state.apply(RegisterBroker(broker, "", _EPOCH_US, disk_id))
-        self._state.apply(CreateTopic(topic, uids, replicas, _EPOCH_US, [*disks]))
+        self._state.apply(CreateTopic(topic, uids, replicas, _EPOCH_US, [*disks], settings))
         self.topic = topic
 
     @property

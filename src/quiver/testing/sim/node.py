@@ -256,7 +256,7 @@ class Node:
         """True once a sync of that partition's log or vote has failed since it was opened."""
         where = self.directory(uid)
         return any(
-            operation == "datasync" and path.startswith(where) and not path.endswith(".tmp")
+            operation == "datasync" and path.startswith(where) and not path.endswith((".tmp", "/compacted"))
             for operation, path in self.disk.met[self._faults_before.get(uid, 0) :]
         )
 

@@ -55,6 +55,11 @@ class Plan:
     retention_check_s: float
     kept: int  # transactions that managers keep beyond their check-point
 
+    @property
+    def compacts(self) -> bool:
+        """The topic is compacted by key. No throw of its own: the seeds mean what they meant."""
+        return self.log.retention_bytes is None and self.doubling == 0.0
+
     def settings(self, node_id: int) -> BrokerSettings:
         return BrokerSettings(
             data_dir="sim",

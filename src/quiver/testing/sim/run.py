@@ -9,6 +9,7 @@ from typing import Protocol
 
 from quiver.testing.sim.clients import Clients, Producer
 from quiver.testing.sim.cluster import TOPIC, Cluster, partition_uids
+from quiver.testing.sim.compaction import gone_after
 from quiver.testing.sim.consumers import Consumer, fill_in_trimmed, read_all
 from quiver.testing.sim.director import Director
 from quiver.testing.sim.environment import simulated
@@ -149,6 +150,7 @@ class BrokersPlay(Play):
         self.ledger = Ledger([*uids.values()], self.plan.replicas)
         self.cluster = Cluster(self.plan, self.world, self.trace, self.ledger, uids, self._chance("cluster"))
         self.clients = Clients(self.world, self.cluster.network, self.ledger, uids, self._chance("clients"))
+        self.clients.compacts = self.plan.compacts
         self.nemesis = Nemesis(self.cluster, self._chance("nemesis"))
 
     @property
@@ -172,12 +174,19 @@ class BrokersPlay(Play):
                 done: list[int] = []
                 self.clients.begin(_Once(task, done))
                 self._until(lambda done=done: "" if done else "the logs cannot be read")  # type: ignore[misc]
+        self._until(cluster.unsettled)
         cluster.compare_logs()
+        for place, uid in cluster.uids.items():
+            self.clients.history.may_be_gone(*place, self._compacted(uid))
         starts = {place: self._start_of(uid) for place, uid in cluster.uids.items()}
         fill_in_trimmed(self.clients, starts)
         violations = self.clients.history.judge()
         if violations:
             raise Violation(violations[0].kind, "; ".join(map(str, violations[:5])))
+
+    def _compacted(self, uid: str) -> set[int]:
+        orders = {partition.state.order for _, partition, _ in self.cluster.replicas(uid)}
+        return gone_after(self.ledger, self.ledger.group(uid), max(orders))
 
     def _start_of(self, uid: str) -> int:
         return max(partition.start_offset for _, partition, _ in self.cluster.replicas(uid))
