@@ -3,7 +3,9 @@
     QuiverError
     ├── RequestError            your request is wrong; sending it again will not help      (HTTP 400)
     │   ├── InvalidRequestError       a field has the wrong type or value
-    │   │   └── BrokerRemovedError        this broker was removed from the cluster it wants to join
+    │   │   └── NodeRemovedError          it was removed from the cluster
+    │   │       ├── BrokerRemovedError        this broker was removed from the cluster it wants to join
+    │   │       └── ManagerRemovedError       this manager was removed from the quorum
     │   ├── InvalidTopicError         the topic name is not allowed
     │   ├── UnknownTopicError         no such topic
     │   ├── UnknownPartitionError     the topic has no such partition
@@ -73,7 +75,15 @@ class InvalidRequestError(RequestError):
     pass
 
 
-class BrokerRemovedError(InvalidRequestError):
+class NodeRemovedError(InvalidRequestError):
+    pass
+
+
+class BrokerRemovedError(NodeRemovedError):
+    pass
+
+
+class ManagerRemovedError(NodeRemovedError):
     pass
 
 

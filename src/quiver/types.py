@@ -80,11 +80,13 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
 
 class ManagerInfo(msgspec.Struct, frozen=True):
-    """`address` is for frames, `http` for HTTP."""
+    """`address` is for frames, `http` for HTTP. `state`, where it is told: primary, secondary, newcomer while it
+    catches up, expected before it was there, leaving while it is removed."""
 
     id: int
     address: str
     http: str
+    state: str = ""
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -44,6 +45,7 @@ class Managers:
         self.ports = dict(enumerate(free_ports(count), 1))
         self.nodes: dict[int, ManagerNode] = {}
         self.brokers: dict[int, BrokerNode] = {}
+        self.removed: dict[int, str] = {}  # those that learned so, and in which words
 
     def settings_of(self, number: int, **more: Any) -> NodeSettings:
         peers = ",".join(f"{other}=127.0.0.1:{port}" for other, port in self.ports.items())
@@ -56,7 +58,8 @@ class Managers:
         await asyncio.wait_for(asyncio.gather(*starting), 20)
 
     async def start_one(self, number: int, **more: Any) -> None:
-        node = ManagerNode(self.settings_of(number, **more))
+        told = functools.partial(self.removed.__setitem__, number)
+        node = ManagerNode(self.settings_of(number, **more), lambda error: told(error.message))
         await node.start()
         self.nodes[number] = node
 

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from quiver.errors import RequestError
 from quiver.metadata.assignment import STRATEGIES
 from quiver.metadata.commands import (
+    AddManager,
     AddPartitions,
     AlterTopic,
     ChangeGroup,
@@ -34,6 +35,7 @@ from quiver.metadata.commands import (
     RegisterManager,
     RegisterProducer,
     RemoveBroker,
+    RemoveManager,
     Settled,
     SettleReplicas,
     UnregisterConsumer,
@@ -95,6 +97,8 @@ def random_command(dice: random.Random, state: State | None = None) -> Command:
             broker(dice.randint(1, 4), dice.choice(("", "[::1]:7")), dice.choice((0, 5, 5, 2**32 - 1))),
             RemoveBroker(dice.randint(1, 5)),
             manager(dice.randint(1, 3), dice.randint(1, 2)),
+            AddManager(dice.randint(1, 4), "127.0.0.1:9404"),
+            RemoveManager(dice.randint(1, 4)),
             DrainBroker(dice.randint(1, 5)),
             add_partitions(topic, dice.randint(0, 5), dice.randint(1, 3)),
             PlaceReplicas(places),
@@ -105,7 +109,7 @@ def random_command(dice: random.Random, state: State | None = None) -> Command:
             FenceGroup(dice.choice(GROUPS)),
             UnregisterConsumer(dice.choice([*(state.consumers if state else ()), 1, 2, 999])),
         ),
-        (4, 2, 4, 4, 4, 3, 1, 1, 2, 5, 3, 2, 8, 3, 2, 2),
+        (4, 2, 4, 4, 4, 3, 2, 2, 2, 1, 2, 5, 3, 2, 8, 3, 2, 2),
     )[0]
 
 
@@ -128,7 +132,7 @@ def random_change(dice: random.Random, state: State | None = None) -> ChangeGrou
 
 def image(state: State) -> Any:
     """Everything that is in a state, as plain values that no later command changes."""
-    found = (state.topics, state.producers, state.consumers, state.brokers, state.removed, state.managers)
+    found = (state.topics, state.producers, state.consumers, state.brokers, state.removed, state.managers.rows)
     found += (state.groups,)
     return msgspec.to_builtins((state.applied, state.counters, *found))
 

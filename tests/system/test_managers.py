@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.system.kit import until
-from tests.system.managed_kit import MANAGERS, ManagedCluster
+from quiver import Admin
+from tests.system.kit import ENVIRON, free_port, until
+from tests.system.managed_kit import MANAGERS, ManagedCluster, rows_of
+from tests.system.replicated_kit import BACK_S_MAX
 
 
 class Registering(threading.Thread):
     """Registers producers at one manager after the other; keeps the ids that were answered."""
 
-    def __init__(self, cluster: ManagedCluster, topic: str) -> None:
+    def __init__(self, cluster: ManagedCluster, topic: str, managers: tuple[int, ...] = MANAGERS) -> None:
         super().__init__()
-        self._cluster, self._topic = cluster, topic
+        self._cluster, self._topic, self._managers = cluster, topic, managers
         self._over = threading.Event()
         self.ids: list[int] = []
 
@@ -27,7 +31,7 @@ class Registering(threading.Thread):
         turn = 0
         while not self._over.is_set():
             turn += 1
-            at = MANAGERS[turn % len(MANAGERS)]
+            at = self._managers[turn % len(self._managers)]
             status, body = self._cluster.call(at, "POST", "/producer/register", topic=self._topic)
             if status == 200:
                 self.ids.append(body["producer_id"])
@@ -123,6 +127,51 @@ def test_a_manager_that_was_frozen_or_left_alone_never_answers_from_the_past(tmp
         for manager in (primary, other):
             cluster.signal_manager(manager, signal.SIGCONT)
         until(lambda: cluster.call(frozen, "POST", "/producer/register", topic="old")[0] == 200, 20)
+
+
+def test_a_manager_is_replaced_by_one_of_another_number_under_load(tmp_path: Path) -> None:
+    with ManagedCluster(tmp_path, {"QUIVER_METADATA_STALE_S": "1"}) as cluster:
+        assert cluster.call(cluster.primary(), "POST", "/topics", topic_name="t")[0] == 200
+        client = Registering(cluster, "t", (1, 2))
+        client.start()
+        address = f"127.0.0.1:{free_port()}"
+        said = cluster.command("manager", "add", "4", address)
+        peers = said.split("--peers ")[1].strip()
+        assert peers.endswith(f"4={address}") and peers.count("=") == 4
+        command = ["manager", "--id", "4", "--peers", peers, "--data-dir", str(tmp_path / "other"), "--http-port", "0"]
+        with (tmp_path / "newcomer.log").open("wb") as log:
+            run = [sys.executable, "-m", "quiver.cli.main", *command]
+            newcomer = subprocess.Popen(run, env=ENVIRON, stdout=log, stderr=log)
+        try:
+            states = until_states(cluster, {1, 2, 3, 4})
+            assert sorted(states.values()) == ["primary", "secondary", "secondary", "secondary"]
+            assert cluster.command("manager", "remove", "3") == "Removed manager 3.\n"
+            until(lambda: [entry.id for entry in cluster.file.managers] == [1, 2], BACK_S_MAX)
+            assert until_states(cluster, {1, 2, 4}).keys() == {1, 2, 4}
+            # Two of three are enough, and one of the two is the new one.
+            before, ended = len(client.ids), cluster.signal_manager(1, signal.SIGKILL)
+            cluster.until_managers_back({1: ended})
+            until(lambda: len(client.ids) > before + 20, BACK_S_MAX)
+        finally:
+            client.stop()
+            newcomer.terminate()
+            assert newcomer.wait(BACK_S_MAX) == 0
+        assert len(client.ids) == len(set(client.ids))
+        until(lambda: known_producers(cluster, 2) >= set(client.ids))
+        kept = rows_of(tmp_path / "other" / "manager-4" / "metadata.db")["producer_metadata"]
+        assert {row[0] for row in kept} >= set(client.ids[:before]), "the new one has it all, in a database of its own"
+
+
+def until_states(cluster: ManagedCluster, managers: set[int]) -> dict[int, str]:
+    """What `quiver manager list` says, once these are there and all of them vote."""
+    with Admin(cluster.servers) as admin:
+
+        def all_vote() -> bool:
+            states = {one.id: one.state for one in admin.quorum()}
+            return states.keys() == managers and set(states.values()) == {"primary", "secondary"}
+
+        until(all_vote, BACK_S_MAX)
+    return {row["id"]: row["state"] for row in json.loads(cluster.command("manager", "list", "--json"))}
 
 
 def test_status_and_the_log_show_what_happened(tmp_path: Path) -> None:

@@ -28,7 +28,15 @@ from quiver.net.any_link import AnyLink
 from quiver.net.peers import Peers
 from quiver.net.server import Flow, Reply
 from quiver.types import NodeInfo, PartitionInfo, TopicInfo
-from quiver.wire.admin_messages import AddPartitions, AlterTopic, GetConsumers, GetMoves, Rebalance, RemoveBroker
+from quiver.wire.admin_messages import (
+    MANAGER_KINDS,
+    AddPartitions,
+    AlterTopic,
+    GetConsumers,
+    GetMoves,
+    Rebalance,
+    RemoveBroker,
+)
 from quiver.wire.group_messages import DeleteGroup, FenceGroup, GetGroups, GroupBeat, JoinGroup, LeaveGroup
 from quiver.wire.messages import CreateTopic, DeleteTopic, GetMetadata, JoinCluster, JoinReply, MetadataReply
 
@@ -101,6 +109,7 @@ class Membership:
             RemoveBroker: self._pass_on,
             Rebalance: self._pass_on,
             GetMoves: self._pass_on,
+            **dict.fromkeys(MANAGER_KINDS.values(), self._pass_on),
             **dict.fromkeys((JoinGroup, GroupBeat, LeaveGroup, GetGroups, DeleteGroup, FenceGroup), self._pass_on),
         }
 

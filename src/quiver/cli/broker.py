@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from quiver.cli.options import AsJson, DataDir, Servers, examples, find_cluster
+from quiver.cli.options import AsJson, DataDir, Servers, Wait, examples, find_cluster
 from quiver.cli.progress import Steps
 from quiver.cli.render import print_json, table
 from quiver.cli.settings import PORT_MAX
@@ -21,8 +21,6 @@ from quiver.types import PartitionMove
 
 if TYPE_CHECKING:
     from quiver import Admin
-
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is done, or when it has begun.")]
 
 _LOOK_S: Final = 0.2
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from quiver.broker.membership import Membership
 from quiver.broker.server import Broker
 from quiver.config import NodeSettings
-from quiver.errors import BrokerRemovedError, InvalidRequestError
+from quiver.errors import InvalidRequestError, NodeRemovedError
 from quiver.log.disk import SystemDisk
 from quiver.manager.manager import Manager
 from quiver.net.peers import Peers
@@ -31,10 +31,12 @@ def manager_node_id(manager_id: int) -> int:
 class ManagerNode:
     """Metadata for brokers and SDKs on a framed port, the gateway on an HTTP port."""
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(
+        self, settings: NodeSettings, on_removed: Callable[[NodeRemovedError], None] = lambda error: None
+    ) -> None:
         self._settings = settings
         self._peers = Peers(settings.node_id, settings.net, manager_node_id)
-        self._manager = Manager(settings, embedded=False, peers=self._peers)
+        self._manager = Manager(settings, embedded=False, peers=self._peers, on_removed=on_removed)
         self._server: Server | None = None
         self.address = ""
 
@@ -86,7 +88,7 @@ class BrokerNode:
     primary = 0
 
     def __init__(
-        self, settings: NodeSettings, on_removed: Callable[[BrokerRemovedError], None] = lambda error: None
+        self, settings: NodeSettings, on_removed: Callable[[NodeRemovedError], None] = lambda error: None
     ) -> None:
         if not settings.manager:
             raise InvalidRequestError("a broker needs the address of a manager: --manager host:port")

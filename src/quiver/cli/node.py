@@ -30,7 +30,7 @@ from quiver.cli.lock import FileLock
 from quiver.cli.ready import EXIT_FAILED, EXIT_REMOVED, EXIT_USER_MISTAKE, NodeReady, ReadyPipe, StartFailed
 from quiver.cli.settings import load_settings
 from quiver.config import NodeSettings, check_listen_address
-from quiver.errors import BrokerRemovedError, InvalidRequestError, QuiverError, RequestError
+from quiver.errors import InvalidRequestError, NodeRemovedError, QuiverError, RequestError
 
 # The orphan of a killed supervisor needs a moment to end; the next node waits for it so long.
 DIRECTORY_LOCK_WAIT_S = 3.0
@@ -106,28 +106,30 @@ def lock_directory(settings: NodeSettings, role: str) -> FileLock:
     raise InvalidRequestError(f"the data directory {directory} is in use by another process")
 
 
-def make_node(settings: NodeSettings, role: str, on_removed: Callable[[BrokerRemovedError], None]) -> Node:
+def make_node(settings: NodeSettings, role: str, on_removed: Callable[[NodeRemovedError], None]) -> Node:
     if role == "embedded":
         from quiver.cli.embedded import EmbeddedNode
 
         return EmbeddedNode(settings)
     from quiver.cli.cluster_nodes import BrokerNode, ManagerNode
 
-    return ManagerNode(settings) if role == "manager" else BrokerNode(settings, on_removed)
+    return ManagerNode(settings, on_removed) if role == "manager" else BrokerNode(settings, on_removed)
 
 
 async def serve(settings: NodeSettings, parent: ReadyPipe, role: str) -> None:
-    """Runs the node until something asks it to stop. Raises BrokerRemovedError when its cluster does not want it."""
+    """Runs the node until something asks it to stop. Raises NodeRemovedError when its cluster does not want it."""
     stop = asyncio.Event()
-    removed: list[BrokerRemovedError] = []
+    removed: list[NodeRemovedError] = []
 
-    def on_removed(error: BrokerRemovedError) -> None:
+    def on_removed(error: NodeRemovedError) -> None:
         removed.append(error)
         stop.set()
 
     _watch_for_stop(asyncio.get_running_loop(), stop)
     node = make_node(settings, role, on_removed)
     if not await _start(node, stop, role):
+        if removed:
+            raise removed[0]
         return
     try:
         logger.info("node_ready id=%d address=%s http=%s", settings.node_id, node.address, node.http)
@@ -163,7 +165,7 @@ async def _start(node: Node, stop: asyncio.Event, role: str) -> bool:
 
 def explain(error: QuiverError | OSError, settings: NodeSettings | None) -> StartFailed:
     """One line for the user, and whose fault it is."""
-    if isinstance(error, BrokerRemovedError):
+    if isinstance(error, NodeRemovedError):
         return StartFailed(error.message, EXIT_REMOVED)
     if isinstance(error, QuiverError):
         return StartFailed(error.message, EXIT_USER_MISTAKE if isinstance(error, RequestError) else EXIT_FAILED)

@@ -40,6 +40,7 @@ Servers = Annotated[
         help="Where the cluster listens. Default: QUIVER_SERVERS, else the cluster of the data directory.",
     ),
 ]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is done, or when it has begun.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

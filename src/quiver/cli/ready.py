@@ -15,7 +15,7 @@ import msgspec
 
 EXIT_FAILED = 1
 EXIT_USER_MISTAKE = 2
-EXIT_REMOVED = 4  # of a broker that was removed from its cluster: it need not be started again
+EXIT_REMOVED = 4  # of a node that was removed from its cluster: it need not be started again
 LOG_TAIL_BYTES_MAX = 4096
 
 

@@ -33,7 +33,18 @@ from quiver.types import (
     TopicInfo,
     check_topic_name,
 )
-from quiver.wire.admin_messages import AddPartitions, AlterTopic, GetMoves, MovesReply, Rebalance, RemoveBroker
+from quiver.wire.admin_messages import (
+    AddManager,
+    AddPartitions,
+    AlterTopic,
+    GetManagers,
+    GetMoves,
+    ManagersReply,
+    MovesReply,
+    Rebalance,
+    RemoveBroker,
+    RemoveManager,
+)
 from quiver.wire.messages import (
     OFFSET_AFTER,
     OFFSET_EARLIEST,
@@ -117,6 +128,21 @@ class AsyncAdmin:
         """The partitions on their way to other brokers, and the brokers that are being removed."""
         reply = await self._change(GetMoves(), MovesReply)
         return reply.moves, reply.draining
+
+    async def add_manager(self, manager: int, address: str) -> list[ManagerInfo]:
+        """Lets a manager that is not there yet join the quorum; then it is started with that id, at that address."""
+        return (await self._change(AddManager(manager, address), ManagersReply)).managers
+
+    async def remove_manager(self, manager: int) -> list[ManagerInfo]:
+        """Begins to take a manager out of the quorum, which is done when `quorum` does not show it any more.
+
+        Raises InvalidRequestError when the others could not go on without it.
+        """
+        return (await self._change(RemoveManager(manager), ManagersReply)).managers
+
+    async def quorum(self) -> list[ManagerInfo]:
+        """All managers with their state, those that are awaited and those that are about to leave, too."""
+        return (await self._change(GetManagers(), ManagersReply)).managers
 
     async def _change(self, request: Struct, reply_type: type[R]) -> R:
         return await self._cluster.retrying(lambda: self._cluster.ask_any(request, reply_type))

@@ -200,6 +200,21 @@ class Admin(_Closing):
         found: tuple[list[PartitionMove], list[int]] = self._call(self._admin.moves())
         return found
 
+    def add_manager(self, manager: int, address: str) -> list[ManagerInfo]:
+        """Lets a manager that is not there yet join the quorum; then it is started with that id, at that address."""
+        managers: list[ManagerInfo] = self._call(self._admin.add_manager(manager, address))
+        return managers
+
+    def remove_manager(self, manager: int) -> list[ManagerInfo]:
+        """Begins to take a manager out of the quorum, which is done when `quorum` does not show it any more."""
+        managers: list[ManagerInfo] = self._call(self._admin.remove_manager(manager))
+        return managers
+
+    def quorum(self) -> list[ManagerInfo]:
+        """All managers with their state, those that are awaited and those that are about to leave, too."""
+        managers: list[ManagerInfo] = self._call(self._admin.quorum())
+        return managers
+
     def list_groups(self) -> list[GroupInfo]:
         """All groups: those with members, now or before, and those that only have positions."""
         groups: list[GroupInfo] = self._call(self._admin.groups.all())

@@ -29,7 +29,8 @@ from quiver.manager.params import Params
 from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.registry import REPLICATION_FACTOR_DEFAULT, Registry
 from quiver.manager.standing import Standing
-from quiver.metadata.state import Consumer, Manager, Producer, Topic
+from quiver.metadata.manager_table import Manager
+from quiver.metadata.state import Consumer, Producer, Topic
 from quiver.topic_settings import check_key, message_bytes_of
 from quiver.wire.messages import CountClient, CountReply
 from quiver.wire.partitioning import partition_of_key

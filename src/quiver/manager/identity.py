@@ -12,6 +12,7 @@ import uuid
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from quiver.errors import CorruptLogError, InvalidRequestError
 from quiver.log.disk import Disk, write_atomically
@@ -28,11 +29,13 @@ _CLUSTER_ID_FILE: Final = "cluster_id"  # of the versions that had one manager
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """`voters` are the replicas the quorum began with, empty while this manager belongs to none."""
+    """`voters` are the replicas the quorum began with, empty while this manager belongs to none. `addresses`: of
+    managers that are elsewhere than the settings say, or nowhere."""
 
     disk_id: int
     cluster_id: str = ""
     voters: tuple[int, ...] = ()
+    addresses: dict[int, str] = {}
 
 
 class Identity:
@@ -63,12 +66,19 @@ class Identity:
     def voters(self) -> tuple[int, ...]:
         return self._kept.voters
 
+    @property
+    def addresses(self) -> dict[int, str]:
+        return self._kept.addresses
+
+    def keep_addresses(self, addresses: dict[int, str]) -> None:
+        self._keep(replace(self._kept, addresses=addresses))
+
     def belong(self, cluster_id: str, voters: tuple[int, ...]) -> None:
         """Makes this manager one of that quorum, for ever."""
         # Its vote has a place on disk first: without it, a manager that belongs to a quorum has lost its log.
         self._disk.make_directory(self.log_directory)
         HardStateFile(self._disk, self.log_directory)
-        self._keep(Kept(self._kept.disk_id, cluster_id, voters))
+        self._keep(replace(self._kept, cluster_id=cluster_id, voters=voters))
         logger.info("quorum cluster=%s voters=%s", cluster_id, voters)
 
     def found(self, voters: tuple[int, ...]) -> None:
@@ -85,7 +95,7 @@ class Identity:
             if self._disk.exists(aside := f"{self.log_directory}.damaged"):
                 self._disk.remove_tree(aside)
             self._disk.rename(self.log_directory, aside)
-        self._keep(Kept(secrets.randbits(32), self.cluster_id, self.voters))
+        self._keep(replace(self._kept, disk_id=secrets.randbits(32)))
         self.belong(self.cluster_id, self.voters)
 
     def _check_log(self) -> None:

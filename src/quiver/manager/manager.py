@@ -8,7 +8,6 @@ of metadata are the primary's: another manager hands them over.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import math
@@ -19,18 +18,19 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from msgspec import Struct
+from msgspec.structs import replace
 
 from quiver.clock import Clock, SystemClock
 from quiver.config import NodeSettings
 from quiver.errors import (
     CorruptLogError,
     InvalidRequestError,
-    TopicExistsError,
+    ManagerRemovedError,
     UnavailableError,
-    UnknownTopicError,
 )
 from quiver.log.disk import Disk, SystemDisk
 from quiver.manager.classic import ClassicApi
+from quiver.manager.duties import Duties
 from quiver.manager.founding import Founding, parse_peers
 from quiver.manager.gateway import Gateway
 from quiver.manager.groups import GROUP_REQUESTS, Groups
@@ -44,36 +44,33 @@ from quiver.manager.observer import Observer
 from quiver.manager.primary import Primary
 from quiver.manager.quorum import METADATA_UID, MetadataQuorum
 from quiver.manager.registry import Registry
-from quiver.manager.relay import as_reply, as_request
+from quiver.manager.seats import Seats
 from quiver.manager.sightings import SeenTimes
 from quiver.manager.standing import Standing
+from quiver.metadata.manager_table import Manager as ManagerRow
 from quiver.metadata.state import Broker
-from quiver.metadata.state import Manager as ManagerRow
 from quiver.metadata.store import Store, make_schema, schema_url, sqlite_url
 from quiver.net.peers import Peers
+from quiver.replication.group import replica_id
 from quiver.replication.seat import Seat
-from quiver.types import ManagerInfo, NodeInfo, PartitionInfo, TopicInfo
 from quiver.wire.admin_messages import (
+    MANAGER_KINDS,
     AddPartitions,
     AlterTopic,
     GetConsumers,
     GetMoves,
-    MovesReply,
     Rebalance,
     RemoveBroker,
 )
-from quiver.wire.group_messages import DeleteGroup, FenceGroup, GetGroups, GroupBeat, JoinGroup, LeaveGroup
 from quiver.wire.messages import (
     CreateTopic,
     DeleteTopic,
-    Done,
     GetMetadata,
     JoinCluster,
-    MetadataReply,
     decode_request,
     encode,
 )
-from quiver.wire.quorum_messages import ForPrimary, FromPrimary, GetQuorum, ManagerBeat, QuorumReply, RelayHttp
+from quiver.wire.quorum_messages import ForPrimary, FromPrimary, GetQuorum, QuorumReply
 
 logger = logging.getLogger("quiver.manager")
 
@@ -81,9 +78,11 @@ Handle = Callable[[Any, memoryview, Any], Awaitable[Reply]]
 
 _FOLLOW_S: Final = 1.0
 # Requests of clients and brokers that only the primary can answer.
-_FOR_PRIMARY: Final = (
+_FOR_PRIMARY: Final[tuple[type[Struct], ...]] = (
     *(CreateTopic, DeleteTopic, JoinCluster, AddPartitions, AlterTopic, GetConsumers, RemoveBroker, Rebalance),
-    *(GetMoves, *GROUP_REQUESTS),
+    GetMoves,
+    *MANAGER_KINDS.values(),
+    *GROUP_REQUESTS,
 )
 
 
@@ -98,6 +97,7 @@ class Manager:
         *,
         embedded: bool = True,
         peers: Peers | None = None,
+        on_removed: Callable[[ManagerRemovedError], None] = lambda error: None,
     ) -> None:
         self._settings = settings
         self._disk: Disk = disk or SystemDisk()
@@ -106,6 +106,7 @@ class Manager:
         self._directory = f"{settings.data_dir}/manager-{self._id}"
         self._managers = {} if embedded else parse_peers(settings.peers)
         self._peers = peers
+        self._on_removed = on_removed
         self._writers = ThreadPoolExecutor(2, "quiver-metadata")
         self._silence_s = math.inf if embedded else settings.broker_silence_s
         self._identity: Identity | None = None
@@ -150,6 +151,7 @@ class Manager:
         self._groups = Groups(quorum, self._clock, self._settings.group_release_s)
         away_s = self._settings.broker_away_s
         self._moves = Moves(quorum, self._registry, self._clock, away_s, self._forget_broker)
+        self._seats = Seats(quorum, identity, self._managers, self._peers, self._on_removed)
 
     @property
     def _is_one_of_several(self) -> bool:
@@ -180,7 +182,8 @@ class Manager:
         settings, peers = self._settings, self._peers
         first = bool(identity.voters) and identity.voters[0] == identity.replica_id
         admits = tuple(self._managers)
-        seat = Seat(METADATA_UID, identity.replica_id, identity.voters, prefers_to_lead=first, admits=admits)
+        named = tuple(replica_id(manager, 0) for manager in {**self._managers, **identity.addresses})
+        seat = Seat(METADATA_UID, identity.replica_id, identity.voters, named, prefers_to_lead=first, admits=admits)
         # Never quiet: a manager that hears nothing must know at once that it is cut off.
         raft = dataclasses.replace(settings.raft, quiesce_ms=2**62)
         quorum = MetadataQuorum(
@@ -189,7 +192,6 @@ class Manager:
         if peers is not None:
             peers.on_message, peers.on_link = quorum.receive, quorum.link_changed
             peers.cluster_id = identity.cluster_id
-            peers.set_addresses(self._managers)
         return quorum
 
     async def serve(self, broker_id: int, endpoint: str, cluster_id: str, link: BrokerLink) -> None:
@@ -204,11 +206,13 @@ class Manager:
         """Opens the HTTP port; brokers join by themselves. Returns when this manager knows what the quorum knows."""
         assert self._quorum is not None
         if self._is_one_of_several:
-            self._primary = Primary(self._quorum, self._managers, self.cluster_id)
+            self._primary = Primary(self._quorum, self._seats.addresses, self.cluster_id)
         self._joining = Joining(self._quorum, self._registry, self.cluster_id)
         self._joining.follow()
         self._follower = asyncio.get_running_loop().create_task(self._follow(self._quorum, self._joining))
         standing = await self._open()
+        if self._is_one_of_several:
+            self._seats.start(lambda: standing.is_fresh)
         await standing.until_fresh()
 
     async def _open(self) -> Standing:
@@ -224,10 +228,12 @@ class Manager:
         self._classic = ClassicApi(
             quorum, registry, self._moves, standing, self._clock, message_bytes_max=settings.message_bytes_max
         )
-        self._attached.set()
         parts = (quorum, registry, self._moves, standing, self._primary, self._classic)
         self._door = Gateway(*parts, self._clock, settings)
+        parts_of_primary = (quorum, registry, self._moves, self._groups, self._classic, standing, self._door)
+        self._duties = Duties(*parts_of_primary, self._joining, self._seats, self.cluster_id)
         self._http = HttpServer(self._door.answer, refuse, settings.http_body_bytes_max, settings.http_body_timeout_s)
+        self._attached.set()
         await self._http.start(listener)
         standing.start()
         self._groups.start()
@@ -243,6 +249,8 @@ class Manager:
         moves = False
         while True:
             joining.follow()
+            if self._is_one_of_several:
+                self._seats.follow()
             if quorum.leads is not moves:
                 moves = quorum.leads
                 if moves:
@@ -267,6 +275,7 @@ class Manager:
             await self._standing.close()
         if self._joining is not None:
             await self._joining.close()
+            await self._seats.close()
 
     async def stop(self) -> None:
         if self._quorum is not None:
@@ -297,7 +306,7 @@ class Manager:
     async def _on_primary(self, request: Struct, payload: memoryview, flow: Any) -> Reply:
         await self._attached.wait()  # the port opens a moment before the broker is taken in
         found = None if self._primary is None else await self._primary.ask(request, payload)
-        return await self._do(request, payload) if found is None else found
+        return await self._duties.do(request, payload) if found is None else found
 
     async def _for_primary(self, request: ForPrimary, payload: memoryview, flow: Any) -> Reply:
         await self._attached.wait()
@@ -305,48 +314,8 @@ class Manager:
         if request.cluster_id != self.cluster_id:
             raise InvalidRequestError(f"this manager belongs to cluster {self.cluster_id}, not {request.cluster_id}")
         await self._quorum.until_leading()
-        reply, data = await self._do(decode_request(request.kind, memoryview(request.request)), payload)
+        reply, data = await self._duties.do(decode_request(request.kind, memoryview(request.request)), payload)
         return FromPrimary(encode(reply), self._quorum.state.applied), data
-
-    async def _do(self, request: Struct, payload: memoryview) -> Reply:
-        """What only the primary does."""
-        match request:
-            case CreateTopic():
-                return await self._create_topic(request)
-            case DeleteTopic():
-                await self._classic.delete_topic(request.name)
-                return Done(), ()
-            case JoinCluster():
-                if self._joining is None:
-                    raise InvalidRequestError("this node is a cluster of its own; no broker can join it")
-                return await self._joining.join(request), ()
-            case AddPartitions():
-                await self._registry.add_partitions(request.name, request.partitions)
-                return Done(), ()
-            case AlterTopic():
-                await self._moves.resize(
-                    await self._registry.alter_topic(request.name, request.settings, request.unset)
-                )
-                return Done(), ()
-            case GetConsumers():
-                return await self._registry.consumers_of(request.topic), ()
-            case RemoveBroker():
-                await self._moves.remove_broker(request.broker_id)
-                return Done(), ()
-            case Rebalance():
-                return MovesReply(await self._moves.rebalance(), self._moves.draining()), ()
-            case GetMoves():
-                return MovesReply(self._moves.moves(), self._moves.draining()), ()
-            case JoinGroup() | GroupBeat() | LeaveGroup() | GetGroups() | DeleteGroup() | FenceGroup():
-                return await self._groups.answer(request), ()
-            case ManagerBeat():
-                assert self._standing is not None
-                return await self._standing.beat_of(request), ()
-            case RelayHttp():
-                return as_reply(await self._door.answer_here(as_request(request, payload)))
-            case GetMetadata():
-                return await self._metadata(request), ()
-        raise InvalidRequestError(f"{type(request).__name__} is not a request for the primary")
 
     async def _forget_broker(self, broker_id: int) -> None:
         if self._joining is not None:
@@ -356,43 +325,15 @@ class Manager:
         identity, quorum = self._identity, self._quorum
         if identity is None:
             raise UnavailableError("this manager is starting")
-        primary, term = (quorum.primary, quorum.term) if quorum is not None else (0, 0)
-        voters = list(identity.voters)
-        return QuorumReply(self._id, identity.replica_id, identity.cluster_id, voters, primary, term), ()
+        found = QuorumReply(self._id, identity.replica_id, identity.cluster_id, list(identity.voters))
+        if quorum is None:
+            return found, ()
+        raft, removed = quorum.replica.raft, sorted(quorum.state.managers.removed)
+        members = list(raft.membership.members) if quorum.leads and raft.membership_index <= raft.commit else []
+        return replace(found, primary=quorum.primary, term=quorum.term, members=members, removed=removed), ()
 
     async def _get_metadata(self, request: GetMetadata, payload: memoryview, flow: Any) -> Reply:
         await self._attached.wait()
         assert self._standing is not None
         await self._standing.check()
-        return await self._metadata(request), ()
-
-    async def _metadata(self, request: GetMetadata) -> MetadataReply:
-        assert self._quorum is not None
-        for name in request.topics or ():
-            with contextlib.suppress(UnknownTopicError):
-                await self._registry.topic(name)  # who asks for one by name will use it at once
-        state = self._quorum.state
-        names = list(state.topics) if request.topics is None else request.topics
-        leader_of = self._registry.brokers.leader_of
-        topics = [
-            TopicInfo(
-                name,
-                tuple(PartitionInfo(p.number, leader_of(p), p.replicas) for p in topic.partitions),
-                topic.settings,
-                topic.replication_factor,
-                topic.partitions[0].uid,
-            )
-            for name in names
-            if (topic := state.topics.get(name)) is not None
-        ]
-        nodes = [NodeInfo(broker.id, broker.endpoint) for broker in state.brokers.values()]
-        managers = [ManagerInfo(row.id, row.address, row.http) for row in state.managers.values()]
-        return MetadataReply(self.cluster_id, nodes, topics, managers, self._quorum.primary)
-
-    async def _create_topic(self, request: CreateTopic) -> Reply:
-        try:
-            factor, settings = request.replication_factor, request.settings
-            await self._registry.create_topic(request.name, request.partitions, factor, settings)
-        except TopicExistsError as error:
-            raise TopicExistsError(f"topic {request.name} already exists", topic=request.name) from error
-        return Done(), ()
+        return await self._duties.metadata(request), ()

@@ -38,7 +38,7 @@ _CALL_S: Final = 15.0  # a topic's creation tells all brokers
 
 
 class Primary:
-    """`addresses` of all managers, as they were configured."""
+    """`addresses` of all managers, kept current."""
 
     def __init__(self, quorum: MetadataQuorum, addresses: Mapping[int, str], cluster_id: str) -> None:
         self._quorum = quorum

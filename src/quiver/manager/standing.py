@@ -23,7 +23,7 @@ from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.registry import Registry
 from quiver.manager.sightings import Seen, Sightings
 from quiver.metadata.commands import RegisterManager
-from quiver.metadata.state import Manager
+from quiver.metadata.manager_table import Manager
 from quiver.wire.messages import GetMetadata
 from quiver.wire.quorum_messages import BeatReply, ManagerBeat
 

@@ -72,6 +72,19 @@ class RegisterManager(Struct, frozen=True, tag="register_manager"):
     now_us: int
 
 
+class AddManager(Struct, frozen=True, tag="add_manager"):
+    """A manager that is not there yet may become one of the quorum; it will be at that address."""
+
+    manager_id: int
+    address: str
+
+
+class RemoveManager(Struct, frozen=True, tag="remove_manager"):
+    """It is to leave the quorum, and does not come back before it is added again."""
+
+    manager_id: int
+
+
 class DrainBroker(Struct, frozen=True, tag="drain_broker"):
     """Its replicas are to go elsewhere, and it gets no new ones; then it is removed."""
 
@@ -152,6 +165,8 @@ Command = (
     | RegisterBroker
     | RemoveBroker
     | RegisterManager
+    | AddManager
+    | RemoveManager
     | DrainBroker
     | AddPartitions
     | AlterTopic

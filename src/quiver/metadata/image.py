@@ -12,7 +12,8 @@ import msgspec
 
 from quiver.metadata.group_table import GroupTable
 from quiver.metadata.groups import Group
-from quiver.metadata.state import REMOVED, Broker, Consumer, Counters, Manager, Producer, Put, Remove, State, Topic
+from quiver.metadata.manager_table import Manager, ManagerTable
+from quiver.metadata.state import REMOVED, Broker, Consumer, Counters, Producer, Put, Remove, State, Topic
 
 _LEVEL: Final = 1  # names of fields repeat in every row: the quickest level takes them out
 
@@ -37,7 +38,8 @@ def copy_of(state: State) -> State:
     copy.applied = state.applied
     copy.counters = msgspec.structs.replace(state.counters)
     copy.topics, copy.producers, copy.consumers = dict(state.topics), dict(state.producers), dict(state.consumers)
-    copy.brokers, copy.removed, copy.managers = dict(state.brokers), dict(state.removed), dict(state.managers)
+    copy.brokers, copy.removed = dict(state.brokers), dict(state.removed)
+    copy.managers = ManagerTable(state.managers.rows.values())
     copy.groups = GroupTable(state.groups)
     return copy
 
@@ -59,7 +61,7 @@ def decode_state(raw: bytes) -> State:
         state.consumers = {consumer.id: consumer for consumer in image.consumers}
         state.brokers = {broker.id: broker for broker in image.brokers if broker.phase != REMOVED}
         state.removed = {broker.id: broker for broker in image.brokers if broker.phase == REMOVED}
-        state.managers = {manager.id: manager for manager in image.managers}
+        state.managers = ManagerTable(image.managers)
         state.groups = GroupTable({group.name: group for group in image.groups})
     return state
 
@@ -74,5 +76,6 @@ def difference(old: State, new: State) -> list[Put | Remove]:
 
 
 def entities_of(state: State) -> tuple[dict[Any, Any], ...]:
-    """By what names a row: a broker that was removed is one too."""
-    return state.topics, state.producers, state.consumers, state.brokers | state.removed, state.managers, state.groups
+    """By what names a row: a broker or manager that was removed is one too."""
+    brokers, managers = state.brokers | state.removed, state.managers.rows
+    return state.topics, state.producers, state.consumers, brokers, managers, state.groups

@@ -22,6 +22,7 @@ from quiver.errors import (
 from quiver.metadata import commands
 from quiver.metadata.group_table import GroupTable
 from quiver.metadata.groups import Group
+from quiver.metadata.manager_table import Manager, ManagerTable
 from quiver.metadata.placement import plan_placement
 
 DRAINING: Final = "draining"
@@ -81,13 +82,6 @@ class Broker(msgspec.Struct, frozen=True):
     phase: str = ""  # draining: its replicas go elsewhere; removed: it is not part of the cluster any more
 
 
-class Manager(msgspec.Struct, frozen=True):
-    id: int
-    address: str
-    http: str
-    replica_id: int
-
-
 Entity = Topic | Producer | Consumer | Broker | Manager | Group
 
 
@@ -127,7 +121,7 @@ class State:
         self.producers: dict[int, Producer] = {}
         self.consumers: dict[int, Consumer] = {}
         self.brokers: dict[int, Broker] = {}
-        self.managers: dict[int, Manager] = {}
+        self.managers = ManagerTable()
         self.groups = GroupTable()
         self.removed: dict[int, Broker] = {}  # they do not come back with the disk they had
         self._leads: dict[int, int] | None = None  # what each broker leads, of all topics; None: to be counted
@@ -151,10 +145,8 @@ class State:
                 return self._register_broker(command)
             case commands.RemoveBroker():
                 return self._remove_broker(command)
-            case commands.RegisterManager():
-                manager = Manager(command.manager_id, command.address, command.http, command.replica_id)
-                self.managers[manager.id] = manager
-                return Applied(manager, [Put(manager)])
+            case commands.RegisterManager() | commands.AddManager() | commands.RemoveManager():
+                return Applied(manager := self.managers.change(command), [Put(manager)])
             case commands.DrainBroker():
                 return self._put_broker(msgspec.structs.replace(self.broker(command.broker_id), phase=DRAINING))
             case commands.AddPartitions():

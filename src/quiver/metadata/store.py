@@ -16,13 +16,13 @@ import sqlalchemy as sa
 from quiver.errors import InvalidRequestError
 from quiver.metadata.groups import Group
 from quiver.metadata.image import difference
+from quiver.metadata.manager_table import EXPECTED, GONE, Manager
 from quiver.metadata.state import (
     REMOVED,
     Broker,
     Consumer,
     Counters,
     Entity,
-    Manager,
     Partition,
     Producer,
     Put,
@@ -200,7 +200,8 @@ class Store:
             for row in connection.execute(sa.select(CONSUMERS)):
                 state.consumers[row.consumer_id] = Consumer(row.consumer_id, row.topic_name, row.partition_id)
             for row in connection.execute(sa.select(MANAGERS)):
-                state.managers[row.manager_id] = Manager(row.manager_id, row.endpoint, row.http, row.replica_id)
+                phase = row.status if row.status in (EXPECTED, GONE) else ""  # else it is what was observed
+                state.managers.put(Manager(row.manager_id, row.endpoint, row.http, row.replica_id, phase))
             for row in connection.execute(sa.select(GROUPS.c.body)):
                 group = msgspec.json.decode(row.body, type=Group)
                 state.groups[group.name] = group
@@ -306,8 +307,8 @@ def _row(entity: Entity) -> dict[str, Any]:
             row |= {"settings": msgspec.json.encode(entity.settings).decode(), "revision": entity.revision}
             return row | {"replication_factor": entity.replication_factor, "created_at": entity.created_us}
         case Manager():
-            row = {"manager_id": entity.id, "endpoint": entity.address, "http": entity.http, "status": "active"}
-            return row | {"replica_id": entity.replica_id}
+            row = {"manager_id": entity.id, "endpoint": entity.address, "http": entity.http}
+            return row | {"replica_id": entity.replica_id, "status": entity.phase or "active"}
         case Producer():
             return {"producer_id": entity.id, "topic_name": entity.topic, "partition_id": entity.partition}
         case Consumer():

@@ -41,7 +41,7 @@ Step = Membership | HandOver
 class Admission:
     def __init__(self, admits: Collection[int] = ()) -> None:
         """`admits`: brokers that are let in though nobody of the group has their number."""
-        self._admits = admits
+        self.admits = admits
         self._newcomers: dict[int, int] = {}  # broker -> the replica it has now
         self._rounds: dict[int, tuple[int, int]] = {}  # learner -> what was committed when its round began, and when
         self._order = Order()
@@ -81,7 +81,7 @@ class Admission:
                 return membership.without(learner)  # that broker has another replica now, and it is there; or none
         for broker, new in list(self._newcomers.items()):
             old = [peer for peer in membership.members if broker_of(peer) == broker and peer != new]
-            has_place = bool(old) or new in membership.learners or broker in self._admits
+            has_place = bool(old) or new in membership.learners or broker in self.admits
             if new in membership.voters or not (broker in wanted if wanted else has_place):
                 del self._newcomers[broker]
                 self._rounds.pop(new, None)

@@ -73,7 +73,7 @@ class RaftReplica:
         self._led_term = 0  # the term in which the owner was told that it leads
         self._full_until_s = 0.0
         self._ask_at_s = 0.0
-        self._admission = Admission(seat.admits)
+        self.admission = Admission(seat.admits)
         self._deposed: asyncio.Future[None] | None = None  # who waits for that
         # A log without a past is that of a new group, or of a newcomer who is none of its voters.
         member = seat.me in seat.voters or log.checkpoint.group
@@ -281,7 +281,7 @@ class RaftReplica:
         while self._inputs:
             message = self._inputs.popleft()
             if isinstance(message, Join):
-                self._admission.asked(message.sender)
+                self.admission.asked(message.sender)
             else:
                 raft.step(message, raft.now_ms)
         if not raft.may_lead and self._clock.monotonic_s() >= self._full_until_s:
@@ -292,7 +292,7 @@ class RaftReplica:
             raft.campaign()
         if raft.me not in raft.membership.voters or (raft.term and not raft.leader_id):
             self._ask_to_join()  # without a leader too: the group may have left it behind and want it again
-        if self.leads and (step := self._admission.next_step(raft)) is not None:
+        if self.leads and (step := self.admission.next_step(raft)) is not None:
             self._change(step)
 
     def _perform(self, todo: Ready) -> bool:
@@ -355,7 +355,7 @@ class RaftReplica:
     def _watch_leadership(self) -> None:
         term = self.raft.term if self.raft.leader is not None else 0
         if self._led_term not in (0, term):
-            self._admission.forget_order()
+            self.admission.forget_order()
             self._owner.leadership_lost()
             if self._deposed is not None:
                 settle(self._deposed, None)
@@ -376,9 +376,9 @@ class RaftReplica:
     def set_replicas(self, epoch: int, brokers: Sequence[int]) -> tuple[Membership, bool]:
         """Orders which brokers are to hold this partition. Gives who does now, and whether that is done."""
         self.check_leads()
-        self._admission.order(epoch, brokers)
+        self.admission.order(epoch, brokers)
         self._wake()
-        return self.raft.membership, self._admission.is_done(self.raft)
+        return self.raft.membership, self.admission.is_done(self.raft)
 
     def _change(self, step: Step) -> None:
         if isinstance(step, HandOver):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from quiver.types import PARTITIONS_MAX, PartitionMove
+from quiver.types import PARTITIONS_MAX, ManagerInfo, PartitionMove
 from quiver.wire.fields import REPLICAS_MAX, BrokerId, Name, Settings, Uid, UInt32
 
 
@@ -81,3 +81,29 @@ class ConsumersReply(Struct, array_like=True, frozen=True):
     by_partition: dict[int, list[int]] = {}
     groups: list[str] = []
     last: int = 0
+
+
+class AddManager(Struct, array_like=True, frozen=True):
+    """A manager that is not there yet may join the quorum. It will be at that address."""
+
+    manager_id: BrokerId
+    address: Annotated[str, Meta(min_length=1, max_length=300)]
+
+
+class RemoveManager(Struct, array_like=True, frozen=True):
+    """It is to leave the quorum. The reply comes when that has begun, and the managers are asked for to see it done."""
+
+    manager_id: BrokerId
+
+
+class GetManagers(Struct, array_like=True, frozen=True):
+    pass
+
+
+class ManagersReply(Struct, array_like=True, frozen=True):
+    """Everybody who is one, is to be one, or is about to leave."""
+
+    managers: list[ManagerInfo]
+
+
+MANAGER_KINDS: Final[dict[int, type[Struct]]] = {52: AddManager, 53: RemoveManager, 54: GetManagers}

@@ -16,11 +16,13 @@ from msgspec import Meta, Struct
 from quiver.errors import InvalidRequestError, ProtocolError
 from quiver.types import PARTITIONS_MAX, ManagerInfo, NodeInfo, PartitionStatus, TopicInfo
 from quiver.wire.admin_messages import (
+    MANAGER_KINDS,
     AddPartitions,
     AlterTopic,
     ConsumersReply,
     GetConsumers,
     GetMoves,
+    ManagersReply,
     MovesReply,
     Rebalance,
     RemoveBroker,
@@ -333,6 +335,7 @@ REQUESTS: Final[dict[int, type[Struct]]] = {
     35: GetMoves,
     50: AlterTopic,
     51: GetConsumers,
+    **MANAGER_KINDS,
     **GROUP_KINDS,
 }
 REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
@@ -363,6 +366,7 @@ REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
     GetMoves: MovesReply,
     AlterTopic: Done,
     GetConsumers: ConsumersReply,
+    **dict.fromkeys(MANAGER_KINDS.values(), ManagersReply),
     **GROUP_REPLIES,
     LeaveGroup: Done,
     DeleteGroup: Done,

@@ -15,7 +15,8 @@ class GetQuorum(Struct, array_like=True, frozen=True):
 
 class QuorumReply(Struct, array_like=True, frozen=True):
     """`voters`: the replicas the quorum began with, empty when this manager belongs to none yet. `primary`: the manager
-    that leads, 0 when it does not know."""
+    that leads, 0 when it does not know. `members`: the replicas that the quorum has now, none while that changes;
+    `removed`: the managers that may not be among them."""
 
     manager_id: int
     replica_id: int
@@ -23,6 +24,8 @@ class QuorumReply(Struct, array_like=True, frozen=True):
     voters: list[int] = []
     primary: int = 0
     term: int = 0
+    members: list[int] = []
+    removed: list[int] = []
 
 
 class ForPrimary(Struct, array_like=True, frozen=True):

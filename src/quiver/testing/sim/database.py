@@ -16,7 +16,8 @@ import msgspec
 
 from quiver.metadata.groups import Group
 from quiver.metadata.image import difference, entities_of
-from quiver.metadata.state import Broker, Consumer, Counters, Entity, Manager, Producer, Put, Remove, State, Topic
+from quiver.metadata.manager_table import Manager
+from quiver.metadata.state import Broker, Consumer, Counters, Entity, Producer, Put, Remove, State, Topic
 
 _VERSIONS_MAX = 4  # so many of the last transactions may be lost
 
@@ -111,7 +112,7 @@ def _state_of(entities: Mapping[Key, Any]) -> State:
             case Broker():
                 state.brokers[entity.id] = entity
             case Manager():
-                state.managers[entity.id] = entity
+                state.managers.put(entity)
             case Group():
                 state.groups[entity.name] = entity
     return state
