@@ -256,13 +256,13 @@ class ClassicApi:
 
     def node_health(self) -> dict[str, Any]:
         """This manager, and all managers and brokers; without clients, of which there may be a hundred thousand."""
-        quorum, standing = self._quorum, self._standing
+        quorum, standing, damage = self._quorum, self._standing, self._quorum.mending.damage
         return {
             "role": "primary" if standing.is_primary else "secondary",
             "term": quorum.term,
             "transaction": quorum.state.applied,
             "lag": standing.lag,
-            "trouble": quorum.full or (quorum.damage.message if quorum.damage else None),
+            "trouble": quorum.full or (damage.message if damage else None),
             "cut_off_since": _time(standing.cut_off_since_us),
             "managers": [
                 {"manager_id": row.id}

@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple
 from quiver.clock import Clock
 from quiver.config import LogSettings, RaftSettings
 from quiver.errors import (
-    CorruptLogError,
     DiskFullError,
     LogFailedError,
     NotLeaderError,
@@ -32,6 +31,7 @@ from quiver.log.flusher import write_checkpoint
 from quiver.log.partition_log import PartitionLog
 from quiver.manager.database import Database
 from quiver.manager.failpoint import pass_by
+from quiver.manager.mending import Mending
 from quiver.metadata.commands import Command, decode_command, encode_command
 from quiver.metadata.image import copy_of, decode_state, encode_state
 from quiver.metadata.store import Store
@@ -93,14 +93,16 @@ class MetadataQuorum:
         self._owner: asyncio.Task[None] | None = None
         self._stopping = self._abandoned = False
         self._ticks = len(seat.voters) > 1 or bool(seat.admits)  # else it is alone for ever
-        self.damage: CorruptLogError | None = None
         self.full = ""  # why a manager that is alone can take no changes now
         self.state = decode_state(self._log.checkpoint.state)
         self.state.applied = self._log.checkpoint.index
         self.database = Database(store, broker_of(seat.me))
         self._log.trim_prefix(self._log.checkpoint.start.index + 1)  # a trim that a crash cut short
-        setup = RaftSetup(seat, directory, settings or RaftSettings(), transport or NoTransport(), self._damaged)
+        transport = transport or NoTransport()
+        self.mending = Mending(disk, writers, transport)
+        setup = RaftSetup(seat, directory, settings or RaftSettings(), transport, self.mending.found)
         self.replica = RaftReplica(setup, self._log, disk, writers, writers, clock, self._wake.set, self, None)
+        self.mending.of(self.replica, self._log)
 
     # -- what is known -------------------------------------------------------------------------------------------
 
@@ -181,6 +183,7 @@ class MetadataQuorum:
             self._wake.set()
             await self._owner
         self._changed.end(ShuttingDownError("the manager is stopping"))
+        await self.mending.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(
@@ -213,7 +216,7 @@ class MetadataQuorum:
         return index
 
     def receive(self, uid: str, message: AnyMessage, frames: memoryview) -> None:
-        if uid == METADATA_UID:
+        if uid == METADATA_UID and not self.mending.receive(message, frames):
             self.replica.receive(message, frames)
 
     def link_changed(self, manager: int, up: bool) -> None:
@@ -364,10 +367,6 @@ class MetadataQuorum:
         self.state = decode_state(checkpoint.state)
         self.state.applied, self._applied_term = checkpoint.index, checkpoint.term
         self.database.replaced(self.state)
-
-    def _damaged(self, error: CorruptLogError) -> None:
-        """It does not vote or lead any more, and is mended at the next start."""
-        self.damage = error
 
     def _unknown(self) -> OutcomeUnknownError:
         return OutcomeUnknownError("the primary changed meanwhile: this may or may not have been done")
