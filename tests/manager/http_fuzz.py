@@ -23,6 +23,8 @@ from tests.manager.v1_fuzz import fuzz_v1
 from tests.system.managed_kit import MANAGERS, ManagedCluster
 
 Run = Callable[[Path, int, int], None]
+# A primary that stays, whatever else the machine does: a change of it is no harm, and answered with 503.
+PATIENT = {"QUIVER_RAFT_ELECTION_MS": "3000", "QUIVER_NET_PEER_SILENCE_S": "5", "QUIVER_METADATA_STALE_S": "10"}
 OPERATIONS = 66  # right and wrong requests of each that /openapi.json has, about
 
 
@@ -37,7 +39,7 @@ def _on_a_node(fuzz: Callable[[str, int, int], object], settings: dict[str, str]
 
 
 def _forwarded(directory: Path, cases: int, seed: int) -> None:
-    with ManagedCluster(directory, LIMITS) as cluster:
+    with ManagedCluster(directory, LIMITS | PATIENT) as cluster:
         primary = cluster.primary()
         secondary = next(manager for manager in MANAGERS if manager != primary)
         fuzz_classic(cluster.http_of(secondary), cases, seed, cluster.http_of(primary))

@@ -8,11 +8,18 @@ from typing import Any
 
 import msgspec
 
+from quiver.config import NetSettings, RaftSettings
 from quiver.log.disk import SystemDisk
 from quiver.log.segment import scan_frames
+from quiver.raft import AnyMessage
+from quiver.raft.messages import RepairReply
+from quiver.wire.frame import HEADER_BYTES
 from tests.manager.kit import until
 from tests.manager.quorum_kit import Managers, managers
 from tests.metadata.kit import create, image
+
+# A primary that stays, whatever else the machine does: it is its own log that is to be read.
+PATIENT = {"raft": RaftSettings(heartbeat_ms=20, election_ms=1000), "net": NetSettings(peer_silence_s=5)}
 
 
 def flip(directory: Path, *indexes: int) -> Path:
@@ -21,7 +28,7 @@ def flip(directory: Path, *indexes: int) -> Path:
     file = SystemDisk().open(str(path))
     at: dict[int, int] = {}
     for position, header, _ in scan_frames(file, str(path), 0, file.size()):
-        at[header.index] = position + header.frame_length - 1
+        at[header.index] = position + HEADER_BYTES  # where its payload begins
         if header.index == max(indexes):
             break
     with path.open("r+b") as raw:
@@ -33,6 +40,11 @@ def flip(directory: Path, *indexes: int) -> Path:
     return path
 
 
+def drop_repairs(message: AnyMessage, frames: memoryview) -> bool:
+    """What peers send to mend it is lost."""
+    return isinstance(message, RepairReply)
+
+
 async def trouble(cluster: Managers, number: int) -> Any:
     return msgspec.json.decode((await cluster.http(number, "GET", "/health"))[1])["trouble"]
 
@@ -42,6 +54,7 @@ async def damaged(cluster: Managers, path: Path) -> tuple[int, int, Path]:
     primary = await cluster.until_led()
     behind = cluster.secondaries[0]
     await cluster.stop(behind)
+    await until(lambda: cluster.quorum(primary).replica.raft.down)  # nothing is kept in memory for it
     first = cluster.quorum(primary).last_transaction + 1
     for number in range(30):
         await cluster.quorum(primary).propose(create(f"t{number}"))
@@ -51,11 +64,11 @@ async def damaged(cluster: Managers, path: Path) -> tuple[int, int, Path]:
 
 def test_a_primary_whose_log_is_damaged_says_so_and_is_mended_by_another(tmp_path: Path) -> None:
     async def main() -> None:
-        async with managers(tmp_path) as cluster:
+        async with managers(tmp_path, **PATIENT) as cluster:
             primary, behind, segment = await damaged(cluster, tmp_path)
             (other,) = cluster.secondaries
             quorum = cluster.quorum(primary)
-            real, quorum.mending.receive = quorum.mending.receive, lambda *_: True  # type: ignore[method-assign]
+            real, quorum.mending.receive = quorum.mending.receive, drop_repairs  # type: ignore[method-assign]
             starting = asyncio.create_task(cluster.start(behind))  # what it lacks is read, and found
             await until(lambda: quorum.mending.damage)
             assert str(segment) in await trouble(cluster, primary)
@@ -79,10 +92,10 @@ def test_a_primary_whose_log_is_damaged_says_so_and_is_mended_by_another(tmp_pat
 
 def test_a_manager_that_is_being_mended_goes_on_and_takes_changes(tmp_path: Path) -> None:
     async def main() -> None:
-        async with managers(tmp_path) as cluster:
+        async with managers(tmp_path, **PATIENT) as cluster:
             primary, behind, _ = await damaged(cluster, tmp_path)
             quorum = cluster.quorum(primary)
-            real, quorum.mending.receive = quorum.mending.receive, lambda *_: True  # type: ignore[method-assign]
+            real, quorum.mending.receive = quorum.mending.receive, drop_repairs  # type: ignore[method-assign]
             starting = asyncio.create_task(cluster.start(behind))
             await until(lambda: quorum.mending.damage)
             await quorum.propose(create("meanwhile"))
