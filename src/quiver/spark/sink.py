@@ -1,7 +1,7 @@
 """Writing to a topic, from a batch and from a stream. docs/spark.md says which columns, and what is stored once.
 
 A partition knows a batch by four things: the sink, the task, the number of the micro-batch and the place of the batch
-among those of its task (decision 12). The sink is the id of the query, which Spark keeps in the checkpoint.
+among those of its task (decision 13). The sink is the id of the query, which Spark keeps in the checkpoint.
 
 Rule: objects here are pickled by Spark and sent to executors, so they hold options and plain values, never clients.
 """
