@@ -43,7 +43,7 @@ from quiver.wire.messages import (
 from tests.wire.kit import make_payload
 
 R = TypeVar("R", bound=Struct)
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 SETTINGS = BrokerSettings(data_dir="data", port=0)
 DIRECTORY = "data/broker-1"
 

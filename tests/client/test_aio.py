@@ -116,7 +116,7 @@ def test_full_buffer_waits_without_blocking_the_loop_and_then_raises(broker: Loc
 def test_delivery_timeout_fails_the_record_and_the_next_goes(broker: LocalBroker, topic: str) -> None:
     async def main() -> None:
         with Proxy(broker.address) as proxy:
-            async with aio.Producer(proxy.address, delivery_timeout=1.0) as producer:
+            async with aio.Producer(proxy.address, delivery_timeout=2.0) as producer:
                 await (await producer.send(topic, b"before"))
                 proxy.delay_s = 6.0
                 with pytest.raises(DeliveryTimeoutError):
@@ -256,11 +256,19 @@ def test_iteration_ends_by_idle_time_and_by_close(servers: str, topic: str) -> N
     fill(servers, topic, 5)
 
     async def main() -> None:
-        async with aio.Consumer(servers, [topic], idle_timeout=0.2) as consumer:
+        async with aio.Consumer(servers, [topic], idle_timeout=1.0) as consumer:
             assert [record.offset async for record in consumer] == [0, 1, 2, 3, 4]
         endless = aio.Consumer(servers, [topic])
-        asyncio.get_running_loop().call_later(0.2, lambda: asyncio.ensure_future(endless.close()))
-        assert [record.offset async for record in endless] == [0, 1, 2, 3, 4]
+        found = []
+        closing: list[asyncio.Future[None]] = []
+        async for record in endless:
+            found.append(record.offset)
+            if len(found) == 5:
+                asyncio.get_running_loop().call_later(
+                    0.2, lambda: closing.append(asyncio.ensure_future(endless.close()))
+                )
+        assert found == [0, 1, 2, 3, 4]
+        await closing[0]
         for use in (endless.poll, endless.poll_arrow, endless.commit):
             with pytest.raises(ClosedError):
                 await use()

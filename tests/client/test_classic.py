@@ -320,7 +320,7 @@ def test_topic_and_registrations_survive_lost_replies(proxy: HttpProxy, topic: s
 
 
 def test_idle_connection_that_the_server_closed_is_replaced(proxy: HttpProxy, topic: str) -> None:
-    with MyProducer(proxy.url, timeout=5.0) as producer:
+    with MyProducer(proxy.url) as producer:
         producer.RegisterProducer(topic)
         producer.Enqueue(topic, "0")
         assert proxy.connections == 1
@@ -334,7 +334,7 @@ def test_idle_connection_that_the_server_closed_is_replaced(proxy: HttpProxy, to
 
 
 def test_message_of_unknown_fate_is_stored_once_when_it_is_sent_again(node: Node, proxy: HttpProxy, topic: str) -> None:
-    with MyProducer(proxy.url, timeout=0.2) as producer:
+    with MyProducer(proxy.url, timeout=1.0) as producer:
         producer.RegisterProducer(topic)
         producer.Enqueue(topic, "a")
         proxy.lose(Loss.REPLY, PRODUCE, times=50)
@@ -351,7 +351,7 @@ def test_message_of_unknown_fate_is_stored_once_when_it_is_sent_again(node: Node
 def test_message_of_unknown_fate_is_settled_before_another_is_stored(
     node: Node, proxy: HttpProxy, topic: str, loss: Loss
 ) -> None:
-    with MyProducer(proxy.url, timeout=0.2) as producer:
+    with MyProducer(proxy.url, timeout=1.0) as producer:
         producer.RegisterProducer(topic)
         proxy.lose(loss, PRODUCE, times=50)
         for text in ("b", "c"):
@@ -367,7 +367,7 @@ def test_consumer_that_gave_up_skips_nothing(node: Node, proxy: HttpProxy, produ
     producer.RegisterProducer(topic)
     for number, text in enumerate(texts(6)):
         producer.Enqueue(topic, text, number % 2)
-    with MyConsumer(proxy.url, timeout=0.2) as consumer:
+    with MyConsumer(proxy.url, timeout=1.0) as consumer:
         consumer.RegisterConsumer(topic)
         assert consumer.Dequeue(topic) == "message 0"
         proxy.lose(Loss.REPLY, CONSUME, times=50)
@@ -425,7 +425,7 @@ def test_node_that_stays_away_is_told_after_the_time_out(topic: str) -> None:
 
 def test_message_that_was_never_sent_keeps_no_other_waiting(node: Node, proxy: HttpProxy, topic: str) -> None:
     """Nobody was there to take it: the next message may take its number at once."""
-    with MyProducer(node.http, timeout=0.2) as producer:
+    with MyProducer(node.http, timeout=1.0) as producer:
         producer.RegisterProducer(topic)
         (server,) = producer._link._servers.values()
         port = server.port

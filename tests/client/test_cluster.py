@@ -205,7 +205,7 @@ def test_close_while_a_connection_opens_leaves_none_open(servers: str, caplog: p
 
 def test_silent_connection_is_given_up_and_the_next_request_gets_a_new_one(broker: LocalBroker) -> None:
     """Else an admin would wait for ever on a connection whose other end has vanished without a word."""
-    with Proxy(broker.address) as proxy, Admin(proxy.address, request_timeout=0.5) as admin:
+    with Proxy(broker.address) as proxy, Admin(proxy.address, request_timeout=1.2) as admin:
         admin.list_topics()
         proxy.silence()
         try:

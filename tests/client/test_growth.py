@@ -55,7 +55,7 @@ def test_consumer_reads_new_partitions_from_their_first_record_on(servers: str, 
     with Admin(servers) as admin:
         admin.create_topic(topic)
         with Consumer(servers, [topic], group=topic, start=start, metadata_refresh=REFRESH_S) as consumer:
-            assert consumer.poll(timeout=0.2) == []
+            until(lambda: consumer.poll(timeout=0.1) == [] and consumer.position(topic, 0) == 0)
             admin.add_partitions(topic, 3)
             with Producer(servers) as producer:
                 for partition in range(3):

@@ -97,7 +97,7 @@ def test_small_batch_size_makes_many_requests_and_large_makes_few(proxy: Proxy, 
 def test_no_more_than_five_batches_are_in_flight(proxy: Proxy, topic: str) -> None:
     with Producer(proxy.address) as producer:
         producer.send(topic, b"first").result(10)
-        proxy.delay_s = 0.5
+        proxy.delay_s = 1.0
         futures = [producer.send_many(topic, [b"%d" % number]) for number in range(12)]
         until(lambda: proxy.count(Produce) == 6)
         time.sleep(0.1)
@@ -200,7 +200,7 @@ def test_flush_returns_when_all_is_acknowledged(proxy: Proxy, topic: str) -> Non
 def test_flush_that_takes_too_long_says_so_and_can_be_repeated(proxy: Proxy, topic: str) -> None:
     with Producer(proxy.address) as producer:
         producer.send(topic, b"first").result(10)
-        proxy.delay_s = 0.5
+        proxy.delay_s = 1.0
         future = producer.send(topic, b"v")
         with pytest.raises(RequestTimeoutError, match="not acknowledged yet"):
             producer.flush(timeout=0.05)
@@ -220,7 +220,7 @@ def test_flush_ends_although_others_go_on_sending(servers: str, topic: str) -> N
         try:
             for _ in range(5):
                 future = producer.send(topic, b"mine")
-                producer.flush(timeout=5)
+                producer.flush(timeout=30)
                 assert future.done()
         finally:
             done.set()
@@ -293,7 +293,7 @@ def test_callbacks_that_raise_do_not_stop_the_producer(servers: str, topic: str)
             future = producer.send(topic, b"%d" % number)
             future.add_done_callback(bad)
             future.result(5)
-        producer.flush(timeout=5)
+        producer.flush(timeout=30)
         until(lambda: len(called) == 3)
     assert stored(servers, topic) == [b"0", b"1", b"2"]
 

@@ -46,12 +46,12 @@ def own_broker(tmp_path: Path) -> Iterator[LocalBroker]:
 
 def test_unreachable_server_fails_the_record_as_not_stored_and_the_next_one_goes(own_broker: LocalBroker) -> None:
     topic = new_topic(own_broker.address)
-    with Producer(own_broker.address, delivery_timeout=1.0) as producer:
+    with Producer(own_broker.address, delivery_timeout=2.0) as producer:
         producer.send(topic, b"before").result(10)
         own_broker.stop()
         lost = [producer.send(topic, b"lost"), producer.send_many(topic, [b"lost too"])]
         for future in lost:
-            with pytest.raises(DeliveryTimeoutError, match=rf"{topic}-0 within 1 s; it is not stored"):
+            with pytest.raises(DeliveryTimeoutError, match=rf"{topic}-0 within 2 s; it is not stored"):
                 future.result(10)
         own_broker.start()
         producer.send(topic, b"after").result(10)
@@ -61,7 +61,7 @@ def test_unreachable_server_fails_the_record_as_not_stored_and_the_next_one_goes
 def test_missing_reply_fails_the_record_as_perhaps_stored_and_the_next_one_goes(
     servers: str, topic: str, proxy: Proxy
 ) -> None:
-    with Producer(proxy.address, delivery_timeout=1.0) as producer:
+    with Producer(proxy.address, delivery_timeout=2.0) as producer:
         producer.send(topic, b"before").result(10)
         proxy.delay_s = 6.0
         with pytest.raises(DeliveryTimeoutError, match="may or may not be stored"):
@@ -94,7 +94,7 @@ def test_silent_server_that_does_not_even_read_fails_records_in_time(
     servers: str, topic: str, proxy: Proxy, batch_bytes: int
 ) -> None:
     """With large batches the socket's buffers fill and the sender waits to write, not to read."""
-    with Producer(proxy.address, delivery_timeout=1.0, batch_bytes=batch_bytes) as producer:
+    with Producer(proxy.address, delivery_timeout=1.2, batch_bytes=batch_bytes) as producer:
         producer.send(topic, b"before").result(10)
         proxy.silence()
         futures = [producer.send_many(topic, [b"x" * MESSAGE_BYTES_MAX] * 4) for _ in range(6)]
@@ -108,7 +108,7 @@ def test_silent_server_that_does_not_even_read_fails_records_in_time(
 
 
 def test_silent_connection_is_replaced_and_nothing_is_lost_or_doubled(servers: str, topic: str, proxy: Proxy) -> None:
-    with Producer(proxy.address, request_timeout=0.3) as producer:
+    with Producer(proxy.address, request_timeout=3.0) as producer:
         producer.send(topic, b"first").result(10)
         proxy.silence()
         futures = [producer.send_many(topic, [b"%d" % number]) for number in range(20)]
@@ -215,7 +215,7 @@ def test_close_gives_every_future_an_outcome_when_the_server_is_gone(own_broker:
     futures = [producer.send(topic, b"v"), producer.send_many(topic, [b"w"]), producer.send(topic, b"x", key=b"k")]
     with pytest.raises(RequestTimeoutError, match="not acknowledged"):
         producer.close(timeout=0.2)
-    assert all(isinstance(future.exception(1), ClosedError) for future in futures)
+    assert all(isinstance(future.exception(10), ClosedError) for future in futures)
     with pytest.raises(ClosedError):
         producer.send(topic, b"y")
 
@@ -224,12 +224,12 @@ def test_trouble_leaves_no_complaint_of_the_event_loop(
     servers: str, topic: str, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "asyncio"):
-        with opened(proxy.address, request_timeout=0.2, delivery_timeout=0.3) as producer:
+        with opened(proxy.address, request_timeout=1.0, delivery_timeout=1.5) as producer:
             producer.send(topic, b"first").result(10)
             proxy.silence()
-            for number in range(20):
-                producer.send_many(topic, [b"%d" % number])
-            time.sleep(0.5)
+            silent = [producer.send_many(topic, [b"%d" % number]) for number in range(20)]
+            for future in silent:
+                future.exception(20)  # lost or sent again, as the time-outs have it
             proxy.cut(Step.AFTER_REQUEST)
             for number in range(20):
                 producer.send_many(topic, [b"%d" % number])

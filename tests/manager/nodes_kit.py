@@ -104,13 +104,13 @@ class Nodes:
             return sum(latest - earliest for earliest, latest in (await admin.offsets(topic)).values())
 
 
-async def until(holds: Callable[[], Any], timeout_s: float = 30.0) -> None:
+async def until(holds: Callable[[], Any], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not holds():  # noqa: ASYNC110  # other tasks bring it about
             await asyncio.sleep(0.01)
 
 
-async def until_true(holds: Callable[[], Awaitable[bool]], timeout_s: float = 30.0) -> None:
+async def until_true(holds: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not await holds():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -134,4 +134,4 @@ def play(
         async with running(directory, count, settings) as nodes:
             await test(nodes)
 
-    asyncio.run(asyncio.wait_for(main(), 90))
+    asyncio.run(asyncio.wait_for(main(), 200))

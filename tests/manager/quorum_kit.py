@@ -160,7 +160,7 @@ async def managers(path: Path, count: int = 3, brokers: int = 0, **settings: Any
 
 async def retried(call: Callable[[], Awaitable[Any]]) -> Any:
     """As a client does that knows that nothing was done, or that doing it twice does no harm."""
-    deadline_s = asyncio.get_running_loop().time() + 20
+    deadline_s = asyncio.get_running_loop().time() + 60
     while True:
         try:
             return await call()

@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from quiver import Consumer, Producer
+from quiver import Producer
 from quiver.manager.v1_media import ARROW, JSON, NDJSON
 from quiver.wire.partitioning import partition_of_key
 from tests.manager.kit import Api, HttpNode, fresh
 from tests.manager.v1_kit import V1, arrow, ndjson, runs
+from tests.system.kit import read_all
 
 pytestmark = pytest.mark.system
 
@@ -30,8 +31,7 @@ def v1(node: HttpNode) -> Iterator[V1]:
 
 
 def read(node: HttpNode, topic: str) -> list[Any]:
-    with Consumer(node.address, [topic], start="earliest", idle_timeout=0.5) as consumer:
-        return list(consumer)
+    return read_all(node.address, topic)
 
 
 # -- in --------------------------------------------------------------------------------------------------------------

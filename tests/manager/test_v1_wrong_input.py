@@ -453,7 +453,7 @@ def test_a_stop_does_not_wait_for_those_who_wait(tmp_path_factory: pytest.TempPa
         time.sleep(0.3)  # it must have begun to wait
         began_s = time.monotonic()
         assert node.terminate() == 0
-        assert time.monotonic() - began_s < 6
+        assert time.monotonic() - began_s < 25, "the wait would have had 30 s"
         reply = wire.reply()
         assert (reply.status, reply.headers["connection"]) == (200, "close")
         wire.close()

@@ -33,7 +33,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 HELLO_REPLY = HelloReply(PROTOCOL_VERSION, 7, "cluster", 1000, 2000, 3000)
 HELLO = Hello(HELLO_MAGIC, PROTOCOL_VERSION, PROTOCOL_VERSION, "test")
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 class Puppet:

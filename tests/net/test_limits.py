@@ -175,7 +175,7 @@ def test_many_that_come_at_once_are_admitted_up_to_the_limit(run: Run) -> None:
 @pytest.mark.usefixtures("fast_sweep")
 def test_connection_that_says_nothing_is_closed(run: Run) -> None:
     async def main() -> None:
-        settings = NetSettings(handshake_timeout_s=0.05, idle_timeout_s=1000)
+        settings = NetSettings(handshake_timeout_s=0.5, idle_timeout_s=1000)
         async with serving(settings) as (_, address), connected(address) as other:
             async with await RawClient.open(address) as silent, await RawClient.open(address) as slow:
                 await slow.send(b"\x20")
@@ -189,7 +189,7 @@ def test_connection_that_says_nothing_is_closed(run: Run) -> None:
 @pytest.mark.usefixtures("fast_sweep")
 def test_idle_connection_is_closed_but_not_one_with_a_request_under_way(run: Run) -> None:
     async def main() -> None:
-        async with serving(NetSettings(idle_timeout_s=0.05)) as (puppet, address), connected(address) as busy:
+        async with serving(NetSettings(idle_timeout_s=0.5)) as (puppet, address), connected(address) as busy:
             call = asyncio.ensure_future(busy.call(ask("wait", 1), PositionReply, timeout_s=TIMEOUT_S))
             async with await RawClient.open(address) as idle, await RawClient.open(address) as dripping:
                 await idle.hello()

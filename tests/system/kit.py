@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from quiver import Admin, Consumer, Producer, Record
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("QUIVER_")}
 # Small files, so that a short load meets new segments, index files and check-points.
 SMALL_FILES = {

@@ -22,12 +22,12 @@ from tests.system.quick_commands import QuickCommands, Run
 pytestmark = pytest.mark.system
 
 QUIVER = (sys.executable, "-m", "quiver.cli.main")
-WAIT_S = 30.0
+WAIT_S = 60.0
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("QUIVER_")} | {"COLUMNS": "200"}
 
 
 def quiver(*arguments: str, cwd: Path, stdin: bytes = b"") -> Run:
-    return subprocess.run([*QUIVER, *arguments], input=stdin, capture_output=True, cwd=cwd, env=ENVIRON, timeout=60)
+    return subprocess.run([*QUIVER, *arguments], input=stdin, capture_output=True, cwd=cwd, env=ENVIRON, timeout=WAIT_S)
 
 
 def succeeds(run: Run) -> bytes:

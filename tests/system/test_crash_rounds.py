@@ -86,7 +86,7 @@ def test_node_without_its_parent_stops(tmp_path: Path) -> None:
         process = node._process
         assert process is not None and process.stdin is not None
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])

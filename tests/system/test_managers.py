@@ -58,10 +58,10 @@ def test_primaries_die_and_nothing_answered_is_lost_or_given_twice(tmp_path: Pat
         for _ in range(3):
             before = sum(len(client.ids) for client in clients)
             dying = cluster.primary()
-            until(lambda before=before: sum(len(client.ids) for client in clients) > before + 20, 30)
+            until(lambda before=before: sum(len(client.ids) for client in clients) > before + 20, BACK_S_MAX)
             ended = {dying: cluster.signal_manager(dying, signal.SIGKILL)}
             after = cluster.primary(not_this=dying)
-            until(lambda after=after: cluster.file.http[0] == cluster.http_of(after), 10)
+            until(lambda after=after: cluster.file.http[0] == cluster.http_of(after), BACK_S_MAX)
             cluster.until_managers_back(ended)
         for client in clients:
             client.stop()
@@ -117,7 +117,7 @@ def test_a_manager_that_was_frozen_or_left_alone_never_answers_from_the_past(tmp
         # Alone: the others are there, but say nothing.
         for manager in (primary, other):
             cluster.signal_manager(manager, signal.SIGSTOP)
-        until(lambda: cluster.call(frozen, "GET", "/topics", timeout_s=3)[0] == 503, 10)
+        until(lambda: cluster.call(frozen, "GET", "/topics", timeout_s=3)[0] == 503, BACK_S_MAX)
         assert "cut off" in cluster.call(frozen, "GET", "/topics")[1]["message"]
         status, health = cluster.call(frozen, "GET", "/health")
         assert status == 200
@@ -126,7 +126,7 @@ def test_a_manager_that_was_frozen_or_left_alone_never_answers_from_the_past(tmp
         assert status == 503
         for manager in (primary, other):
             cluster.signal_manager(manager, signal.SIGCONT)
-        until(lambda: cluster.call(frozen, "POST", "/producer/register", topic="old")[0] == 200, 20)
+        until(lambda: cluster.call(frozen, "POST", "/producer/register", topic="old")[0] == 200, BACK_S_MAX)
 
 
 def test_a_manager_is_replaced_by_one_of_another_number_under_load(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_status_and_the_log_show_what_happened(tmp_path: Path) -> None:
                     and all(row["applied"] for row in log["transactions"])
                     and log["transactions"]
                 ),
-                20,
+                BACK_S_MAX,
             )
             kinds = [row["kind"] for row in found]
             assert kinds.count("create_topic") == 1
