@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.xdist_group("clu
 
 def test_the_demo_kills_a_broker_and_the_primary_and_finds_all(tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-c", "import sys; from quiver.cli.demo import run_cluster; sys.exit(not run_cluster(800))"],
+        [sys.executable, "-m", "quiver.cli.demo", "--cluster-lines", "800", "--lines", "0"],
         env=ENVIRON | {"TMPDIR": str(tmp_path), "COLUMNS": "200"},
         cwd=tmp_path,
         capture_output=True,
