@@ -13,6 +13,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from quiver.spark.pipeline.connect import SERVER
 from tests.spark.kit import Lake, settings
 from tests.system.kit import Node
 
@@ -44,13 +45,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         pytest.skip(message)
     directory = tmp_path_factory.mktemp("spark")
     builder = SparkSession.builder.appName("quiver-tests").master("local[2]")
-    # Pipelines come by Spark Connect, to a server in the same JVM.
-    server = {
-        "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": "0",
-    }
-    for name, value in {**settings(directory), **server}.items():
+    for name, value in {**settings(directory), **SERVER}.items():  # pipelines come by Spark Connect
         builder = builder.config(name, value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_PYTHON", sys.executable)

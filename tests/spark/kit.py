@@ -19,6 +19,7 @@ QUERY_TIMEOUT_S = 120
 STARTS_MAX = 5
 
 _numbers = itertools.count(1)
+_begin = DataStreamWriter.start
 
 
 def settings(directory: Path) -> dict[str, str]:
@@ -95,7 +96,7 @@ def start(writer: DataStreamWriter) -> StreamingQuery:
     read or written by a query that failed so, and it is started again.
     """
     for attempt in range(STARTS_MAX):
-        query = writer.start()
+        query = _begin(writer)
         until(lambda query=query: query.status["message"] != "Initializing sources", QUERY_TIMEOUT_S)
         error = query.exception()
         if error is None or "connect back" not in str(error) or attempt == STARTS_MAX - 1:

@@ -29,12 +29,16 @@ def test_flow_goes_through_its_states_and_counts_restarts() -> None:
         flow = flows.event(message)
     assert flow is not None
     assert (flow.name, flow.state, flow.error, flow.restarts) == ("parsed", "FAILED", "no broker.", 0)
+    flows.event(f"Flow {PARSED} has COMPLETED.")  # as Spark says of it too
+    assert flow.state == "FAILED"
     flows.event(f"Flow {PARSED} is STARTING.")
     flows.event(f"Flow {PARSED} has COMPLETED.")
     flows.event("Run is COMPLETED.")
     assert (flow.state, flow.restarts, flows.run_state) == ("COMPLETED", 1, "COMPLETED")
+    trace = 'Traceback (most recent call last):\n  File "a.py", line 1\nquiver.errors.UnknownTopicError: no topic x\n'
+    flows.event(f"Flow '{PARSED}' has FAILED.\nError: [STREAM_FAILED] Query [id = 1] terminated with: {trace}")
     flows.event(f"Flow '{PARSED}' has FAILED more than 5 times and will not be restarted.")
-    assert flow.state == "FAILED"
+    assert (flow.state, flow.error) == ("FAILED", "no topic x")
     assert flows.event("something else") is None
 
 

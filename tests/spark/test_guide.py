@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from typer.main import get_command
 
 from quiver import Admin, Producer
@@ -16,7 +17,7 @@ from quiver.cli.main import app
 from quiver.errors import TopicExistsError
 from quiver.spark.pipeline.connect import connect, server_of
 from quiver.spark.pipeline.runner import Pipeline
-from tests.spark.kit import Lake
+from tests.spark.kit import Lake, start
 from tests.system.kit import until
 
 pytestmark = pytest.mark.timeout(900)  # a machine that does much else at the time
@@ -59,7 +60,8 @@ def here(text: str, places: dict[str, str]) -> str:
     return text
 
 
-def test_python_of_the_spark_guide_runs(lake: Lake, places: dict[str, str]) -> None:
+def test_python_of_the_spark_guide_runs(lake: Lake, places: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DataStreamWriter, "start", start)
     names: dict[str, Any] = {"spark": lake.spark}
     ten, batch, tuned = blocks("spark.md", "python")
     assert len([line for line in ten.splitlines() if line]) <= 10

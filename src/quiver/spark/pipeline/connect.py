@@ -19,12 +19,14 @@ from quiver.spark.session import open_session
 
 _TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 _MODE: Final = "SPARK_CONNECT_MODE_ENABLED"  # functions of pyspark.sql make columns for Connect while this is set
-_SERVER: Final = {
+# Settings of a Spark that is a Connect server too.
+SERVER: Final = {
     "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.connect.grpc.binding.port": "0",
-    "spark.sql.artifact.isolation.enabled": "true",
-    "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
+    # Else each flow of each run starts Python workers of its own, which takes longer than small batches do. There is
+    # one user here, from whom nothing need be kept apart.
+    "spark.sql.artifact.isolation.enabled": "false",
     "spark.sql.connect.serverStacktrace.enabled": "false",
 }
 
@@ -48,7 +50,7 @@ def open_connect(
         with connect(remote) as spark:
             yield spark
         return
-    settings = {**_SERVER, **(conf or {})}
+    settings = {**SERVER, **(conf or {})}
     with (
         _set(_TOKEN, uuid.uuid4().hex),
         open_session(name, log, master, settings) as driver,

@@ -59,6 +59,8 @@ class Flows:
             return None
         if found := _FLOW.match(message):
             flow = self.named(found[1])
+            if found[2] == COMPLETED and flow.state == FAILED:
+                return None  # Spark says that of each that ended, before or after it says how
             if flow.state == FAILED and found[2] in _BEGINNING:
                 flow.restarts += 1
             flow.state = found[2]

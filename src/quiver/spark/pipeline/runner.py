@@ -26,7 +26,7 @@ from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph, star
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from quiver.errors import InvalidRequestError, QuiverError, RequestError
-from quiver.spark.jobs.running import in_one_sentence
+from quiver.spark.jobs.running import in_one_sentence, plain_errors
 from quiver.spark.pipeline.connect import local_tables, open_connect
 from quiver.spark.pipeline.flows import COMPLETED, Flow, Flows
 
@@ -129,15 +129,16 @@ class Pipeline:
         """A graph of what the project says now; Spark runs one just once."""
         # What Spark reads at its start only was given to a server of our own then; nobody can set it now.
         known = self._spark.conf.isModifiable
-        conf = {key: value for key, value in self._conf.items() if not key.startswith("spark.") or known(key)}
-        for name, value in conf.items():
-            self._spark.conf.set(name, value)
-        graph: str = create_dataflow_graph(
-            self._spark,
-            default_catalog=self._spec.catalog,
-            default_database=self._spec.database,
-            sql_conf=conf,
-        )
+        with plain_errors():
+            conf = {key: value for key, value in self._conf.items() if not key.startswith("spark.") or known(key)}
+            for name, value in conf.items():
+                self._spark.conf.set(name, value)
+            graph: str = create_dataflow_graph(
+                self._spark,
+                default_catalog=self._spec.catalog,
+                default_database=self._spec.database,
+                sql_conf=conf,
+            )
         try:
             registry = SparkConnectGraphElementRegistry(self._spark, graph)
             try:
