@@ -15,7 +15,8 @@ from urllib.parse import urlencode, urlsplit
 
 from quiver.metadata.store import sqlite_url
 from tests.metadata.kit import dump
-from tests.system.kit import ENVIRON, until
+from tests.system.kit import until
+from tests.system.quick_commands import quick
 from tests.system.replicated_kit import BACK_S_MAX, LOG_TROUBLE, ReplicatedCluster
 
 # Tables of which every row is a function of the log, with the columns that are observed and not replicated.
@@ -45,12 +46,7 @@ class ManagedCluster(ReplicatedCluster):
         self.servers = ",".join(broker.address for broker in self.file.brokers)
 
     def command(self, *arguments: str) -> str:
-        run = subprocess.run(
-            [sys.executable, "-m", "quiver.cli.main", *arguments, "--data-dir", str(self.data_dir)],
-            capture_output=True,
-            env=ENVIRON,
-            timeout=60,
-        )
+        run = quick(*arguments, "--data-dir", str(self.data_dir))
         assert run.returncode == 0, run.stderr.decode()
         return run.stdout.decode()
 

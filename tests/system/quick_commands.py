@@ -2,12 +2,14 @@
 
 Python needs most of a second to import what a command needs. One process imports it, and forks for each command.
 
-Rule: a command sees what it would see from a shell: its arguments, its directory, its standard files; its exit code is
-the answer. Commands that start other processes are none for this.
+Rule: a command sees what it would see from a shell: its arguments, its directory, its environment, its standard files;
+its exit code is the answer. Commands that start other processes are none for this.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import socket
@@ -15,47 +17,55 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any
+
+from tests.system.kit import ENVIRON
 
 Run = subprocess.CompletedProcess[bytes]
 _REQUEST_BYTES_MAX = 64 * 1024
 
 
 class QuickCommands:
-    """Ends with the `with` block."""
-
-    def __init__(self, environ: dict[str, str]) -> None:
+    def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
-                env=environ,
+                env=ENVIRON,
                 cwd=Path(__file__).parents[2],
             )
         self._socket = ours
 
-    def run(self, *arguments: str, cwd: Path, stdin: bytes = b"") -> Run:
+    def run(self, arguments: Sequence[str], cwd: Path, columns: int, stdin: bytes) -> Run:
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             given.write(stdin)
             given.seek(0)
             files = [given.fileno(), out.fileno(), err.fileno()]
-            socket.send_fds(self._socket, [json.dumps([str(cwd), *arguments]).encode()], files)
+            request = {"cwd": str(cwd), "columns": str(columns), "arguments": arguments}
+            socket.send_fds(self._socket, [json.dumps(request).encode()], files)
             code = int(self._socket.recv(_REQUEST_BYTES_MAX))
             out.seek(0)
             err.seek(0)
             return Run(arguments, code, out.read(), err.read())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._socket.close()
         self._process.wait(60)
+
+
+@functools.cache
+def _shared() -> QuickCommands:
+    made = QuickCommands()
+    atexit.register(made.close)
+    return made
+
+
+def quick(*arguments: str, cwd: Path = Path(), columns: int = 200, stdin: bytes = b"") -> Run:
+    """Runs `quiver` with these arguments to its end."""
+    return _shared().run(arguments, cwd.absolute(), columns, stdin)
 
 
 def _serve(requests: socket.socket) -> None:
@@ -77,15 +87,15 @@ def _serve(requests: socket.socket) -> None:
         requests.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def _command(main: object, request: list[str], files: list[int]) -> None:
+def _command(main: Callable[[], None], request: dict[str, Any], files: list[int]) -> None:
     code: object = 1
     try:
         for number, file in enumerate(files):
             os.dup2(file, number)
             os.close(file)
-        os.chdir(request[0])
-        sys.argv[1:] = request[1:]
-        assert callable(main)
+        os.chdir(request["cwd"])
+        os.environ["COLUMNS"] = request["columns"]
+        sys.argv[1:] = request["arguments"]
         main()
     except SystemExit as error:
         code = error.code

@@ -24,6 +24,7 @@ from quiver.cli.cluster_file import SUPERVISOR_LOCK, Cluster, read_cluster
 from quiver.cli.lock import holder_pid, is_held
 from quiver.errors import UnavailableError
 from tests.system.kit import ENVIRON, until
+from tests.system.quick_commands import quick
 
 pytestmark = pytest.mark.system
 
@@ -38,10 +39,12 @@ class ThreeBrokers:
         self.data_dir = directory / "quiver-data"
 
     def run(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> subprocess.CompletedProcess[bytes]:
-        environ = ENVIRON | {"COLUMNS": "200"}
-        run = subprocess.run(
-            [*QUIVER, *arguments], input=stdin, capture_output=True, cwd=self.directory, env=environ, timeout=90
-        )
+        if arguments[0] == "up":
+            run = subprocess.run(
+                [*QUIVER, *arguments], capture_output=True, cwd=self.directory, env=ENVIRON, timeout=90
+            )
+        else:
+            run = quick(*arguments, cwd=self.directory, stdin=stdin)
         assert run.returncode == code, run.stderr.decode()
         assert b"Traceback" not in run.stderr
         return run

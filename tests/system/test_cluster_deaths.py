@@ -6,8 +6,6 @@ import asyncio
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,8 @@ import pytest
 from quiver import Producer
 from quiver.errors import NotLeaderError
 from tests.system.direct_line import direct_line
-from tests.system.kit import ENVIRON, create_topic
+from tests.system.kit import create_topic
+from tests.system.quick_commands import quick
 from tests.system.replicated_kit import BROKERS, MANAGER, ReplicatedCluster, paused
 from tests.system.workload import PARTITIONS, Load, under_load
 
@@ -169,9 +168,9 @@ def _status(cluster: ReplicatedCluster, topic: str) -> dict[str, Any]:
 
 
 def _quiver(cluster: ReplicatedCluster, *words: str) -> str:
-    command = [sys.executable, "-m", "quiver.cli.main", *words, "--data-dir", str(cluster.data_dir)]
-    wide = ENVIRON | {"COLUMNS": "300"}
-    return subprocess.run(command, capture_output=True, env=wide, text=True, check=True, timeout=60).stdout
+    run = quick(*words, "--data-dir", str(cluster.data_dir), columns=300)
+    assert run.returncode == 0, run.stderr.decode()
+    return run.stdout.decode()
 
 
 def test_followers_serve_the_same_bytes_up_to_what_they_know_to_be_committed(cluster: ReplicatedCluster) -> None:

@@ -15,6 +15,7 @@ from quiver import Admin
 from quiver.cli.ready import EXIT_REMOVED
 from quiver.errors import UnavailableError
 from tests.system.kit import ENVIRON, SMALL_FILES, free_port, until
+from tests.system.quick_commands import quick
 from tests.system.replicated_kit import BACK_S_MAX, MANAGER, ReplicatedCluster
 from tests.system.workload import PARTITIONS, under_load
 
@@ -76,10 +77,9 @@ def until_still(cluster: ReplicatedCluster) -> None:
 
 
 def quiver(cluster: ReplicatedCluster, *words: str) -> str:
-    command = [*QUIVER, *words, "--servers", cluster.servers]
-    run = subprocess.run(command, capture_output=True, env=ENVIRON, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
+    run = quick(*words, "--servers", cluster.servers)
+    assert run.returncode == 0, run.stderr.decode()
+    return run.stdout.decode()
 
 
 def test_brokers_are_added_and_removed_under_load(cluster: ReplicatedCluster, tmp_path: Path) -> None:
