@@ -50,6 +50,18 @@ def test_a_manager_without_its_log_is_another_replica_of_the_same_quorum(tmp_pat
     assert (again.cluster_id, again.voters) == ("c", voters)
 
 
+def test_where_the_others_are_is_not_forgotten_by_metadata_that_is_behind(tmp_path: Path) -> None:
+    """After a kill the metadata begins before the change, and only that address leads to whoever has the rest."""
+    identity = Identity(SystemDisk(), str(tmp_path), 1)
+    identity.keep_addresses({4: "h:4"}, 9)
+    identity.keep_addresses({}, 0)
+    again = Identity(SystemDisk(), str(tmp_path), 1)
+    again.keep_addresses({}, 8)
+    assert again.addresses == identity.addresses == {4: "h:4"}
+    again.keep_addresses({5: "h:5"}, 9)
+    assert Identity(SystemDisk(), str(tmp_path), 1).addresses == {5: "h:5"}
+
+
 def test_the_only_manager_without_its_log_says_so(tmp_path: Path) -> None:
     disk = SystemDisk()
     identity = Identity(disk, str(tmp_path), 1)

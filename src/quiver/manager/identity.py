@@ -30,12 +30,13 @@ _CLUSTER_ID_FILE: Final = "cluster_id"  # of the versions that had one manager
 
 class Kept(msgspec.Struct, frozen=True):
     """`voters` are the replicas the quorum began with, empty while this manager belongs to none. `addresses`: of
-    managers that are elsewhere than the settings say, or nowhere."""
+    managers that are elsewhere than the settings say, or nowhere; as of transaction `addresses_at`."""
 
     disk_id: int
     cluster_id: str = ""
     voters: tuple[int, ...] = ()
     addresses: dict[int, str] = {}
+    addresses_at: int = 0
 
 
 class Identity:
@@ -70,8 +71,11 @@ class Identity:
     def addresses(self) -> dict[int, str]:
         return self._kept.addresses
 
-    def keep_addresses(self, addresses: dict[int, str]) -> None:
-        self._keep(replace(self._kept, addresses=addresses))
+    def keep_addresses(self, addresses: dict[int, str], transaction: int) -> None:
+        """Nothing is changed by what was true before: after a start the metadata is behind until a primary is found,
+        and the primary may be one of these."""
+        if transaction >= self._kept.addresses_at and addresses != self._kept.addresses:
+            self._keep(replace(self._kept, addresses=addresses, addresses_at=transaction))
 
     def belong(self, cluster_id: str, voters: tuple[int, ...]) -> None:
         """Makes this manager one of that quorum, for ever."""

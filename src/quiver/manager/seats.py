@@ -124,10 +124,11 @@ class Seats:
     def follow(self) -> None:
         """Called when the metadata changed or another manager leads."""
         quorum, table = self._quorum, self._quorum.state.managers
+        before = self._identity.addresses
         changed = changed_addresses(table, self._configured, self._identity.voters)
-        if changed != self._identity.addresses:
-            self._identity.keep_addresses(changed)
-            self._use(changed)
+        self._identity.keep_addresses(changed, quorum.state.applied)
+        if self._identity.addresses != before:
+            self._use(self._identity.addresses)
         if not quorum.leads:
             return
         raft, replica = quorum.replica.raft, quorum.replica
