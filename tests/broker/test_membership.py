@@ -258,6 +258,7 @@ def test_a_topic_made_just_before_the_manager_went_is_found_in_the_catalog() -> 
             bench.leaders = {("new", 0): 2}
             assert await bench.leaders_of("new") == [2]
             assert sorted(topic.name for topic in (await bench.ask(GetMetadata())).topics) == ["logs", "new"]
+            assert sorted((await bench.ask(GetMetadata([], names=True))).names) == ["logs", "new"]
 
     run(main())
 

@@ -326,10 +326,10 @@ def test_order_is_forgotten_with_the_lead() -> None:
             leader = await group.leader()
             await group.ask(leader, SetReplicas("logs", 0, UID, 7, [leader, *{1, 2, 3} - {leader}]))
             raft = group.partition(leader).raft
-            assert raft is not None and raft._admission._order.epoch == 7
+            assert raft is not None and raft.admission._order.epoch == 7
             raft.transfer()
             await raft.until_follower()
-            assert raft._admission._order.epoch == 0
+            assert raft.admission._order.epoch == 0
 
     run(main())
 

@@ -11,12 +11,15 @@ from msgspec import Struct
 from quiver.errors import InvalidRequestError, ProtocolError
 from quiver.types import PARTITIONS_MAX
 from quiver.wire.admin_messages import (
+    AddManager,
     AddPartitions,
     AlterTopic,
     GetConsumers,
+    GetManagers,
     GetMoves,
     Rebalance,
     RemoveBroker,
+    RemoveManager,
     SetReplicas,
 )
 from quiver.wire.fields import CONSUMER_NAME_MAX
@@ -65,6 +68,7 @@ EXAMPLES: list[Struct] = [
     GetMetadata(),
     GetMetadata([]),
     GetMetadata(["a", "b"]),
+    GetMetadata([], names=True),
     CreateTopic("logs"),
     CreateTopic("logs", PARTITIONS_MAX),
     CreateTopic("logs", 2, 3, ["0123456789abcdef" * 2, "f" * 32]),
@@ -116,6 +120,9 @@ EXAMPLES: list[Struct] = [
     GetGroups("group"),
     DeleteGroup("group"),
     FenceGroup("group"),
+    AddManager(2**31 - 1, "h" * 300),
+    RemoveManager(1),
+    GetManagers(),
 ]
 
 

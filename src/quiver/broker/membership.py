@@ -240,7 +240,8 @@ class Membership:
                 # To say that a topic does not exist would make clients give up; it may have been made just now.
                 raise UnavailableError("the manager is away, and not all of these topics were known before")
             nodes, managers = self._known.nodes or self._members.brokers, self._known.managers
-            found = MetadataReply(self._members.cluster_id, nodes, topics, managers)
+            all_names = list(known) if request.names else []
+            found = MetadataReply(self._members.cluster_id, nodes, topics, managers, names=all_names)
         return msgspec.structs.replace(found, topics=self._with_leaders(found.topics)), ()
 
     def _with_leaders(self, topics: list[TopicInfo]) -> list[TopicInfo]:

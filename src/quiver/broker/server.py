@@ -203,7 +203,8 @@ class Broker:
         names = self._hosting.partitions if request.topics is None else dict.fromkeys(request.topics)
         topics = [self._topic_info(name) for name in names if name in self._hosting.partitions]
         nodes = [NodeInfo(self._settings.node_id, self.address)]
-        return MetadataReply(self._hosting.catalog.cluster_id, nodes, topics), ()
+        all_names = list(self._hosting.partitions) if request.names else []
+        return MetadataReply(self._hosting.catalog.cluster_id, nodes, topics, names=all_names), ()
 
     def _topic_info(self, name: str) -> TopicInfo:
         me = self._settings.node_id

@@ -155,8 +155,8 @@ class AsyncAdmin:
         self._cluster.forget_topic(name)
 
     async def list_topics(self) -> list[str]:
-        reply = await self._cluster.retrying(self._cluster.metadata)
-        return sorted(topic.name for topic in reply.topics)
+        reply = await self._cluster.retrying(lambda: self._cluster.metadata([], names=True))
+        return sorted(reply.names)
 
     async def describe_topic(self, name: str) -> TopicInfo:
         self._cluster.forget_topic(name)

@@ -208,9 +208,9 @@ class Cluster:
 
     # -- metadata ------------------------------------------------------------------------------------------------
 
-    async def metadata(self, topics: list[str] | None = None) -> MetadataReply:
+    async def metadata(self, topics: list[str] | None = None, names: bool = False) -> MetadataReply:
         """What any node says that answers."""
-        reply = await self.ask_any(GetMetadata(topics), MetadataReply, topics[0] if topics else None)
+        reply = await self.ask_any(GetMetadata(topics, names), MetadataReply, topics[0] if topics else None)
         self._addresses = {node.id: node.address for node in reply.nodes}
         self._primary = next((one.address for one in reply.managers if one.id == reply.primary), "")
         for topic in reply.topics:

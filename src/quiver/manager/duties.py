@@ -135,7 +135,8 @@ class Duties:
         ]
         nodes = [NodeInfo(broker.id, broker.endpoint) for broker in state.brokers.values()]
         managers = [ManagerInfo(row.id, row.address, row.http) for row in state.managers.values()]
-        return MetadataReply(self._cluster_id, nodes, topics, managers, self._quorum.primary)
+        all_names = list(state.topics) if request.names else []
+        return MetadataReply(self._cluster_id, nodes, topics, managers, self._quorum.primary, all_names)
 
     async def _create_topic(self, request: CreateTopic) -> Reply:
         try:

@@ -84,9 +84,10 @@ class HelloReply(Struct, array_like=True, frozen=True):
 
 
 class GetMetadata(Struct, array_like=True, frozen=True):
-    """`topics` None asks for all."""
+    """`topics` None asks for all. `names` asks for the names of all, whatever `topics` says."""
 
     topics: list[Name] | None = None
+    names: bool = False
 
 
 class MetadataReply(Struct, array_like=True, frozen=True):
@@ -98,6 +99,7 @@ class MetadataReply(Struct, array_like=True, frozen=True):
     topics: list[TopicInfo]
     managers: list[ManagerInfo] = []
     primary: int = 0
+    names: list[str] = []
 
 
 class CreateTopic(Struct, array_like=True, frozen=True):
