@@ -8,6 +8,15 @@ from servers import uninterrupted
 from spark_section import session_members, why_no_spark
 
 
+@pytest.fixture
+def _interruptible():
+    """Who is started in the background of a shell ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_an_interrupt_takes_effect_after_the_clean_up():
     done = []
     with pytest.raises(KeyboardInterrupt), uninterrupted():

@@ -116,9 +116,9 @@ def test_full_buffer_waits_without_blocking_the_loop_and_then_raises(broker: Loc
 def test_delivery_timeout_fails_the_record_and_the_next_goes(broker: LocalBroker, topic: str) -> None:
     async def main() -> None:
         with Proxy(broker.address) as proxy:
-            async with aio.Producer(proxy.address, delivery_timeout=2.0) as producer:
+            async with aio.Producer(proxy.address, delivery_timeout=5.0) as producer:
                 await (await producer.send(topic, b"before"))
-                proxy.delay_s = 6.0
+                proxy.delay_s = 10.0
                 with pytest.raises(DeliveryTimeoutError):
                     await (await producer.send(topic, b"perhaps"))
                 proxy.delay_s = 0.0
