@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException, PySparkValueError
 
-from quiver.errors import InvalidRequestError, InvalidTopicError, QuiverError
+from quiver.errors import InvalidRequestError, InvalidTopicError, QuiverError, UnavailableError
 from quiver.spark.pipeline import runner
+from quiver.spark.pipeline.connect import connect
 from quiver.spark.pipeline.project import Topics, find_spec, write_project
 from quiver.spark.pipeline.runner import Pipeline, load_spec
 
@@ -49,6 +50,20 @@ def test_mistakes_in_a_spec_are_told(tmp_path: Path) -> None:
         (tmp_path / "spark-pipeline.yml").write_text(text)
         with pytest.raises(InvalidRequestError, match=message):
             load_spec(find_spec(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("sc://127.0.0.1:1", UnavailableError),
+        ("spark://127.0.0.1:1", InvalidRequestError),
+        ("sc://127.0.0.1:no", InvalidRequestError),
+        ("sc://", InvalidRequestError),
+    ],
+)
+def test_server_that_is_not_there_is_told_at_once(url: str, error: type[QuiverError]) -> None:
+    with pytest.raises(error, match="Spark Connect"), connect(url):
+        pytest.fail("nobody listens there")
 
 
 def event(message: str) -> dict[str, Any]:

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from pyspark.errors import PySparkException
 
-from quiver.errors import UnavailableError
+from quiver.errors import InvalidRequestError, UnavailableError
 from quiver.spark.session import open_session
 
+PORT_DEFAULT: Final = 15002
+REACH_TIMEOUT_S: Final = 30.0
 _TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 _MODE: Final = "SPARK_CONNECT_MODE_ENABLED"  # functions of pyspark.sql make columns for Connect while this is set
 # Settings of a Spark that is a Connect server too.
@@ -70,6 +74,7 @@ def connect(url: str) -> Iterator[Any]:
     """A session of its own at a server."""
     from pyspark.sql.connect.session import SparkSession
 
+    _reach(url)
     with _set(_MODE, "1"):
         try:
             spark = SparkSession.builder.remote(url).create()
@@ -79,6 +84,21 @@ def connect(url: str) -> Iterator[Any]:
             yield spark
         finally:
             spark.stop()
+
+
+def _reach(url: str) -> None:
+    """Spark's client would go on trying for ten minutes where nobody listens."""
+    try:
+        there = urlsplit(url)
+        host, port = there.hostname, there.port or PORT_DEFAULT
+    except ValueError as error:
+        raise InvalidRequestError(f"{url} is no address of Spark Connect: it is like sc://host:15002") from error
+    if there.scheme != "sc" or not host:
+        raise InvalidRequestError(f"{url} is no address of Spark Connect: it is like sc://host:15002")
+    try:
+        socket.create_connection((host, port), REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise UnavailableError(f"Spark Connect at {url} cannot be reached") from error
 
 
 @contextlib.contextmanager
