@@ -136,6 +136,16 @@ def test_removed_tree_is_gone_after_its_parent_is_synced() -> None:
         assert disk.list("d") == []
 
 
+def test_directory_is_renamed_with_what_is_in_it() -> None:
+    disk = FaultyDisk(0)
+    disk.make_directory("d/old")
+    disk.open("d/old/f", create=True).pwrite([b"x"], 0)
+    disk.rename("d/old", "d/new")
+    assert not disk.exists("d/old") and disk.open("d/new/f").pread(9, 0) == b"x"
+    with pytest.raises(FileNotFoundError):
+        disk.rename("d/old", "d/new")
+
+
 def test_atomic_write_leaves_the_old_or_the_new_file() -> None:
     ends = set()
     for seed in SEEDS:

@@ -13,6 +13,8 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final
 
+import msgspec
+
 from quiver.broker.catalog import Catalog
 from quiver.broker.catalog_file import CatalogTopic
 from quiver.broker.compactor import completed_order
@@ -315,8 +317,11 @@ class Hosting:
             self._told[partition] = None
             if isinstance(message, Compacted):
                 partition.compactor.receive(message, partition.raft)
-            elif not isinstance(message, Repair) or message.compacted <= partition.compactor.completed:
-                partition.raft.receive(message, frames)  # else the frame has records that are to be gone there
+            elif not isinstance(message, Repair):
+                partition.raft.receive(message, frames)
+            elif message.compacted <= (here := partition.compactor.completed):
+                partition.raft.receive(msgspec.structs.replace(message, compacted=here), frames)
+            # else our frame has records that are to be gone there
 
     def _take_messages(self) -> None:
         """Those who got messages have their turn as soon as all that came together are there."""

@@ -112,10 +112,12 @@ class Repair(Message, frozen=True, tag="repair"):
 
 class RepairReply(Message, frozen=True, tag="repair_reply"):
     """The frame is the body; nothing when the sender does not know that entry to be committed. `trimmed`: it is gone
-    from the group's logs, and nobody will ever send it."""
+    from the group's logs, and nobody will ever send it. `compacted` is the order that the sender has carried out: its
+    frame may be shorter than that of a replica which has not."""
 
     index: int
     trimmed: bool = False
+    compacted: int = 0
     body: Any = None
 
 

@@ -113,7 +113,7 @@ class AppendSender:
 
     def answer_repair(self, request: Repair, commit: int) -> None:
         """Sends the frame of a committed entry to a replica that lost it."""
-        reply = RepairReply(request.to, request.sender, request.term, request.index)
+        reply = RepairReply(request.to, request.sender, request.term, request.index, compacted=request.compacted)
         if request.index < self._log.first_index:
             self._put(RepairReply(request.to, request.sender, request.term, request.index, trimmed=True))
         elif request.index <= min(commit, self._log.synced_index - 1):

@@ -1,7 +1,7 @@
 """Brings back a replica whose log is damaged inside what it had acknowledged: each bad frame comes from a peer.
 
-Frames are the same bytes on every replica, so the peer's frame of that index fits exactly where ours was. While this
-goes on the replica is silent: it does not vote, lead or count, and its log is not cut.
+Frames are the same bytes on every replica that has compacted as far, so the peer's frame of that index fits exactly
+where ours was. While this goes on the replica is silent: it does not vote, lead or count, and its log is not cut.
 
 Rule: only a committed entry is taken, and only if it fills the damaged place to the byte. Damage that cannot be mended
 so (another file, a place that does not fit) makes the replica begin anew, under another id.
@@ -22,13 +22,13 @@ from quiver.raft import AnyMessage
 from quiver.raft.messages import Repair, RepairReply
 from quiver.replication.append_sender import Transport
 from quiver.replication.group import broker_of
-from quiver.wire.frame import FrameError, FrameTruncatedError, decode_frame, decode_header
+from quiver.wire.frame import HEADER_BYTES, FrameError, FrameTruncatedError, decode_frame, decode_header
 
 logger = logging.getLogger("quiver.replication")
 
 _ASK_S: Final = 0.5
 # A reply that fits: what follows it in the file is a frame again, or the end.
-_PROBE_BYTES: Final = 96
+_PROBE_BYTES: Final = HEADER_BYTES
 
 
 class UnrepairableError(Exception):
@@ -61,8 +61,16 @@ def locate(disk: Disk, error: CorruptLogError) -> Place:
     return Place(path, position, index)
 
 
-def mend(disk: Disk, place: Place, frame: bytes | memoryview) -> None:
+class Answer(NamedTuple):
+    """`is_alike`: the peer has compacted as far as we have; else its frame may be shorter than ours was."""
+
+    frame: bytes | memoryview
+    is_alike: bool = True
+
+
+def mend(disk: Disk, place: Place, answer: Answer) -> None:
     """Writes the frame where the damaged one was; blocking. Raises UnrepairableError where it does not fit."""
+    frame = answer.frame
     try:
         header, _ = decode_frame(memoryview(frame))
     except FrameError as error:
@@ -76,9 +84,9 @@ def mend(disk: Disk, place: Place, frame: bytes | memoryview) -> None:
         try:
             fits = decode_header(following).index == place.index + 1
         except FrameTruncatedError:
-            fits = True  # a torn tail comes next
+            fits = answer.is_alike  # a torn tail comes next
         except FrameError:
-            fits = True  # damaged as well: the next round's
+            fits = answer.is_alike  # damaged as well: the next round's
         if not fits:
             raise UnrepairableError(f"another entry than {place.index + 1} follows in {place.path}")
     file.pwrite([frame], place.position)
@@ -107,7 +115,7 @@ class Repairer:
         self._threads = threads
         self._transport = transport
         self._wanted = 0
-        self._answer: asyncio.Future[memoryview] | None = None
+        self._answer: asyncio.Future[Answer] | None = None
 
     def receive(self, message: AnyMessage, frames: memoryview) -> None:
         answer = self._answer
@@ -116,7 +124,7 @@ class Repairer:
         if message.trimmed:
             answer.set_exception(UnrepairableError(f"entry {message.index} is trimmed at replica {message.sender}"))
         elif frames:
-            answer.set_result(frames)
+            answer.set_result(Answer(frames, message.compacted == self._compacted))
 
     async def run(self, error: CorruptLogError, open_again: Callable[[], CorruptLogError | None]) -> None:
         """Mends place after place, until the log opens. Raises UnrepairableError or OSError."""
@@ -124,12 +132,12 @@ class Repairer:
         damage: CorruptLogError | None = error
         while damage is not None:
             place = await loop.run_in_executor(self._threads, locate, self._disk, damage)
-            frame = await self._ask(place.index)
-            await loop.run_in_executor(self._threads, mend, self._disk, place, frame)
+            answer = await self._ask(place.index)
+            await loop.run_in_executor(self._threads, mend, self._disk, place, answer)
             logger.info("frame_repaired uid=%s index=%d path=%s", self._uid, place.index, place.path)
             damage = await loop.run_in_executor(self._threads, open_again)
 
-    async def _ask(self, index: int) -> memoryview:
+    async def _ask(self, index: int) -> Answer:
         self._wanted = index
         self._answer = asyncio.get_running_loop().create_future()
         while not self._answer.done():

@@ -207,9 +207,11 @@ class FaultyDisk:
     def rename(self, source: str, target: str) -> None:
         assert os.path.dirname(source) == os.path.dirname(target), "only renames within one directory are simulated"
         directory, name = self._parent(source)
-        inode = self._inode(source)
+        found = self._find(source)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
         self.step("rename", source)
-        directory.change({name: None, os.path.basename(target): inode})
+        directory.change({name: None, os.path.basename(target): found})
 
     def remove(self, path: str) -> None:
         self._inode(path)

@@ -21,7 +21,7 @@ from quiver.testing.sim.group_ledger import GroupLedger
 from quiver.testing.sim.group_manager import GroupBroker, GroupManagerCluster, manager_address
 from quiver.testing.sim.members import GROUP, Administrator, Member
 from quiver.testing.sim.nemesis import Nemesis
-from quiver.testing.sim.network import Network
+from quiver.testing.sim.network import STRAGGLE_S_MAX, Network
 from quiver.testing.sim.plan import plan_groups
 from quiver.testing.sim.run import Play
 from quiver.testing.sim.world import Violation, VirtualLoop
@@ -126,6 +126,7 @@ class GroupsPlay(Play):
         if self._admin is not None:
             self._admin.stopping = True
         self._settle()
+        self._pass(STRAGGLE_S_MAX + self.plan.delay_s * 3)  # what the feeder gave up may arrive until then
         self._until(lambda: "" if self._admin is None or self._admin.is_done else "the administrator waits")
         self._until(self._unshared)
         self._until(self._unread)

@@ -16,6 +16,7 @@ from quiver.testing.sim.world import World
 if TYPE_CHECKING:
     from quiver.testing.sim.node import Node
 
+STRAGGLE_S_MAX = 2.0  # what a straggler takes longer than others
 _SILENCE_S = 1.0  # a link on which nothing arrives is given up after this, as `peer_silence_s` says
 
 
@@ -49,7 +50,7 @@ class Network:
         chance = self._chance
         delay_s = self.delay_s + chance.random() * self.spread_s
         if self.straggler and chance.random() < self.straggler:
-            delay_s += chance.random() * 2.0
+            delay_s += chance.random() * STRAGGLE_S_MAX
         return delay_s
 
     def send(self, sender: int, to: int, uid: str, message: AnyMessage, frames: Sequence[Buffer]) -> bool:
