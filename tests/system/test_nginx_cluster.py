@@ -123,8 +123,13 @@ def test_managers_are_killed_and_come_back_under_load_and_no_client_notices(tmp_
             # Who was dead has reads again, by itself.
             since = len(nginx.lines())
             back = place(cluster, next(iter(ended)))
+
+            def leads(there: str) -> bool:
+                """On a busy machine it may have become the primary again, which gets no reads."""
+                return primary_in(nginx) == there == place(cluster, cluster.primary())
+
             with MyConsumer(nginx.url) as consumer:
-                until(lambda: consumer.ListTopics() and back in " ".join(nginx.lines(since)))
+                until(lambda: consumer.ListTopics() and (back in " ".join(nginx.lines(since)) or leads(back)))
     check(run)
 
 
