@@ -31,6 +31,9 @@ def settings(directory: Path) -> dict[str, str]:
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": str(directory / "local"),
+        # To compile and to plan again costs more than a small query itself.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "Asia/Kathmandu",  # 5:45 ahead: what depends on it shows
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",

@@ -9,6 +9,7 @@ import datetime
 import functools
 import hashlib
 import secrets
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -28,6 +29,7 @@ from quiver.manager.moves import Moves
 from quiver.manager.params import Params
 from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.registry import REPLICATION_FACTOR_DEFAULT, Registry
+from quiver.manager.sightings import SeenTimes
 from quiver.manager.standing import Standing
 from quiver.metadata.manager_table import Manager
 from quiver.metadata.state import Consumer, Producer, Topic
@@ -69,6 +71,8 @@ class ClassicApi:
         self.joiner = Joiner(registry.link_of, clock, secrets.randbelow(2**62) + 1)
         self._consuming = Consuming(registry.link_of)
         self._next_produce: dict[str, int] = {}
+        self._producers_seen = _SeenRows(lambda p, time: _ProducerSeen(p.id, p.topic, time))
+        self._consumers_seen = _SeenRows(lambda c, time: _ConsumerSeen(c.id, c.topic, time))
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -247,11 +251,10 @@ class ClassicApi:
         return {"message": message, "broker_id": broker_id}
 
     async def health(self, params: Params) -> dict[str, Any]:
-        """Rows are structs and not dicts: there may be a hundred thousand."""
-        state, producers, consumers = self._quorum.state, self._registry.producers_seen, self._registry.consumers_seen
+        state, registry = self._quorum.state, self._registry
         return self.node_health() | {
-            "producers": [_ProducerSeen(p.id, p.topic, _time(producers.get(p.id))) for p in state.producers.values()],
-            "consumers": [_ConsumerSeen(c.id, c.topic, _time(consumers.get(c.id))) for c in state.consumers.values()],
+            "producers": self._producers_seen.rows(state.producers.values(), registry.producers_seen),
+            "consumers": self._consumers_seen.rows(state.consumers.values(), registry.consumers_seen),
         }
 
     def node_health(self) -> dict[str, Any]:
@@ -292,6 +295,30 @@ class _ConsumerSeen(msgspec.Struct, gc=False):
     consumer_id: int
     topic: str
     last_heartbeat: str | None
+
+
+class _SeenRow(msgspec.Struct, gc=False):
+    seen_us: int | None
+    row: msgspec.Raw
+
+
+class _SeenRows:
+    """Clients as JSON, with when each was last seen. Of a hundred thousand few were seen since somebody last asked: the
+    rows of the others are kept."""
+
+    def __init__(self, make: Callable[[Any, str | None], msgspec.Struct]) -> None:
+        self._make = make
+        self._kept: dict[int, _SeenRow] = {}
+
+    def rows(self, clients: Iterable[Producer | Consumer], seen: SeenTimes) -> list[msgspec.Raw]:
+        kept, self._kept = self._kept, {}
+        for client in clients:
+            seen_us, known = seen.get(client.id), kept.get(client.id)
+            if known is None or known.seen_us != seen_us:
+                row = self._make(client, _time(seen_us))
+                known = _SeenRow(seen_us, msgspec.Raw(msgspec.json.encode(row)))
+            self._kept[client.id] = known
+        return [known.row for known in self._kept.values()]
 
 
 def _place(manager: Manager) -> dict[str, Any]:
