@@ -25,6 +25,7 @@ import quiver.spark
 
 CORES = 2
 JVM_STOP_TIMEOUT_S = 8.0
+CHECKPOINTING = "org.apache.spark.sql.execution.streaming.checkpointing"
 ERROR_CHARS_MAX = 2000  # Spark's errors carry whole stack traces; the cause comes first
 
 
@@ -49,6 +50,8 @@ def start_spark(directory: Path) -> SparkSession:
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(directory),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        # As docs/spark.md advises for a checkpoint on a local disk.
+        "spark.sql.streaming.checkpointFileManagerClass": f"{CHECKPOINTING}.FileSystemBasedCheckpointFileManager",
     }
     builder = SparkSession.builder.master(f"local[{CORES}]").appName("bench")
     for name, value in settings.items():
