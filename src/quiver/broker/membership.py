@@ -37,7 +37,7 @@ from quiver.wire.admin_messages import (
     Rebalance,
     RemoveBroker,
 )
-from quiver.wire.group_messages import DeleteGroup, FenceGroup, GetGroups, GroupBeat, JoinGroup, LeaveGroup
+from quiver.wire.group_messages import GROUP_REQUESTS
 from quiver.wire.messages import CreateTopic, DeleteTopic, GetMetadata, JoinCluster, JoinReply, MetadataReply
 
 logger = logging.getLogger("quiver.broker")
@@ -110,7 +110,7 @@ class Membership:
             Rebalance: self._pass_on,
             GetMoves: self._pass_on,
             **dict.fromkeys(MANAGER_KINDS.values(), self._pass_on),
-            **dict.fromkeys((JoinGroup, GroupBeat, LeaveGroup, GetGroups, DeleteGroup, FenceGroup), self._pass_on),
+            **dict.fromkeys(GROUP_REQUESTS, self._pass_on),
         }
 
     # -- life ----------------------------------------------------------------------------------------------------

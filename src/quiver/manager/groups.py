@@ -51,7 +51,6 @@ _LATE_S: Final = 0.5  # a look that comes later than this was late: nobody could
 # is done. A group of ten is not held up; of a thousand that come one by one a few hundred share a change.
 _PACE_S: Final = 0.0005
 
-GROUP_REQUESTS: Final = (JoinGroup, GroupBeat, LeaveGroup, GetGroups, DeleteGroup, FenceGroup)
 GroupRequest = JoinGroup | GroupBeat | LeaveGroup | GetGroups | DeleteGroup | FenceGroup
 
 Key = tuple[str, str]  # group and member

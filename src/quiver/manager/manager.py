@@ -33,7 +33,7 @@ from quiver.manager.classic import ClassicApi
 from quiver.manager.duties import Duties
 from quiver.manager.founding import Founding, parse_peers
 from quiver.manager.gateway import Gateway
-from quiver.manager.groups import GROUP_REQUESTS, Groups
+from quiver.manager.groups import Groups
 from quiver.manager.http import refuse
 from quiver.manager.http_server import HttpServer, listen
 from quiver.manager.identity import Identity
@@ -62,6 +62,7 @@ from quiver.wire.admin_messages import (
     Rebalance,
     RemoveBroker,
 )
+from quiver.wire.group_messages import GROUP_REQUESTS
 from quiver.wire.messages import (
     CreateTopic,
     DeleteTopic,

@@ -22,7 +22,7 @@ from quiver.raft import AnyMessage
 from quiver.raft.messages import Repair, RepairReply
 from quiver.replication.append_sender import Transport
 from quiver.replication.group import broker_of
-from quiver.wire.frame import HEADER_BYTES, FrameError, FrameTruncatedError, decode_frame, decode_header
+from quiver.wire.frame import HEADER_BYTES, FrameError, decode_frame, decode_header
 
 logger = logging.getLogger("quiver.replication")
 
@@ -83,10 +83,8 @@ def mend(disk: Disk, place: Place, answer: Answer) -> None:
     if following:
         try:
             fits = decode_header(following).index == place.index + 1
-        except FrameTruncatedError:
-            fits = answer.is_alike  # a torn tail comes next
         except FrameError:
-            fits = answer.is_alike  # damaged as well: the next round's
+            fits = answer.is_alike  # a torn tail comes next; or it is damaged as well, and the next round's
         if not fits:
             raise UnrepairableError(f"another entry than {place.index + 1} follows in {place.path}")
     file.pwrite([frame], place.position)

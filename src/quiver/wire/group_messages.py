@@ -113,6 +113,8 @@ class PositionsReply(Struct, array_like=True, frozen=True):
     positions: list[StoredPosition]
 
 
+# What the managers answer; positions are the brokers'.
+GROUP_REQUESTS: Final = (JoinGroup, GroupBeat, LeaveGroup, GetGroups, DeleteGroup, FenceGroup)
 GROUP_KINDS: Final[dict[int, type[Struct]]] = {
     40: JoinGroup,
     41: GroupBeat,

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from quiver.errors import UnavailableError
-from quiver.manager.groups import GROUP_REQUESTS, Groups
+from quiver.manager.groups import Groups
 from quiver.manager.quorum import MetadataQuorum
 from quiver.testing.sim.manager_cluster import ManagerCluster
 from quiver.testing.sim.manager_node import ManagerNode
 from quiver.testing.sim.node import Node, clock_of
 from quiver.types import ManagerInfo, NodeInfo, PartitionInfo, TopicInfo
+from quiver.wire.group_messages import GROUP_REQUESTS
 from quiver.wire.messages import GetMetadata, MetadataReply
 
 Told = Callable[[Node, Any, Any], None]
