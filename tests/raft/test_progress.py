@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
+from random import Random
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -92,3 +96,39 @@ class ProgressMachine(RuleBasedStateMachine):
 
 TestProgress = ProgressMachine.TestCase
 TestProgress.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_catching_up_on_a_path_that_changes_the_order_does_not_send_the_same_ever_more_often(seed: int) -> None:
+    """A follower that is 300 entries behind. Messages are under way for up to five milliseconds, so that most appends
+    arrive before the one they follow and are refused."""
+    random = Random(seed)
+    progress, log_last, behind, sends = Progress(300), 300, 0, 0
+    due: list[tuple[float, int, str, int, int]] = []  # when, a tie-breaker, what, previous or hint, last
+
+    def put(now: float, what: str, first: int, last: int) -> None:
+        heapq.heappush(due, (now + random.uniform(0, 5), random.getrandbits(30), what, first, last))
+
+    now = 0.0
+    while progress.match < log_last:
+        while progress.next <= log_last and progress.may_send(64):
+            last = min(log_last, progress.next + 1)
+            put(now, "append", progress.next - 1, last)
+            progress.sent(last)
+            sends += 1
+        if not due:  # what a heartbeat's answer leads to
+            progress.waits = False
+            put(now, "append", progress.next - 1, progress.next - 1)
+            continue
+        now, _, what, first, last = heapq.heappop(due)
+        if what == "append":
+            if first <= behind:
+                behind = max(behind, last)
+                put(now, "accepted", 0, last)
+            else:
+                put(now, "refused", behind, first)
+        elif what == "accepted":
+            progress.accepted(last)
+        else:
+            progress.refused(last, first + 1)
+    assert sends < 10 * log_last
