@@ -24,7 +24,18 @@ class Way(enum.Enum):
 
 
 class Progress:
-    __slots__ = ("_allowed", "_probe", "_window", "active", "installing_index", "match", "next", "round", "waits", "way")
+    __slots__ = (
+        "_allowed",
+        "_probe",
+        "_window",
+        "active",
+        "installing_index",
+        "match",
+        "next",
+        "round",
+        "waits",
+        "way",
+    )
 
     def __init__(self, next_index: int) -> None:
         self.match = 0  # on its disk and equal to ours
