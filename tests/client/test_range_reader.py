@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from quiver import Admin, Producer
+from quiver.client import fetcher
 from quiver.client.range_reader import RangeReader
 from quiver.errors import OffsetOutOfRangeError, UnknownTopicError
 from quiver.testing.cluster import QuiverCluster
@@ -63,6 +65,19 @@ def test_what_cannot_be_read_is_told(cluster: QuiverCluster) -> None:
         numbers(RangeReader(cluster.servers, "nowhere", 0, 0, 1))
     with pytest.raises(OffsetOutOfRangeError):
         numbers(RangeReader(cluster.servers, topic, 0, 5, 6))
+
+
+def test_time_that_the_caller_takes_does_not_count(cluster: QuiverCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next answer was asked for before the pause. It comes too late then, and is asked for again."""
+    topic = fill(cluster)
+    monkeypatch.setattr(fetcher, "_REPLY_SLACK_S", 0.1)
+    with RangeReader(cluster.servers, topic, 0, 0, COUNT, patience=1.0) as reader:
+        found = []
+        for offsets, _ in reader:
+            if not found or found[-1] < 6000 <= offsets[-1]:
+                time.sleep(2.0)
+            found += offsets
+    assert found == list(range(COUNT))
 
 
 def test_range_is_read_from_any_replica_though_brokers_die(cluster: QuiverCluster) -> None:

@@ -33,6 +33,7 @@ from quiver.errors import (
 from quiver.net.connection import Connection, open_connection
 from quiver.types import NodeInfo, PartitionInfo, TopicInfo, check_topic_name
 from quiver.wire.messages import GetMetadata, MetadataReply, Ping
+from quiver.wire.packet import Memory
 
 CONNECT_TIMEOUT_S: Final = 2.0
 BACKOFF_S_MIN: Final = 0.02
@@ -81,8 +82,10 @@ def backoff_s(attempt: int) -> float:
 
 
 class Cluster:
-    def __init__(self, servers: str, client: str, request_timeout_s: float) -> None:
+    def __init__(self, servers: str, client: str, request_timeout_s: float, memory: Memory = bytearray) -> None:
+        """`memory` makes what large answers are received into."""
         self._servers = parse_servers(servers)
+        self._memory = memory
         self._client = client
         self.request_timeout_s = request_timeout_s
         self._connections: dict[str, Connection] = {}
@@ -108,7 +111,7 @@ class Cluster:
         opening = self._opening.get(address)
         if opening is None:
             opening = asyncio.get_running_loop().create_task(
-                open_connection(address, self._client, timeout_s=CONNECT_TIMEOUT_S)
+                open_connection(address, self._client, timeout_s=CONNECT_TIMEOUT_S, memory=self._memory)
             )
             self._opening[address] = opening
             opening.add_done_callback(functools.partial(self._opened, address))

@@ -44,8 +44,11 @@ async def fetch_frames(
         cluster.drop(connection)
         raise
     try:
-        frames = [(header, data) for _, header, data in walk_frames(payload) if header.record_count]
-        return [(header, data) for header, data in frames if header.next_offset > request.offset]
+        return [
+            (header, data)
+            for _, header, data in walk_frames(payload)
+            if header.record_count and header.next_offset > request.offset
+        ]
     except FrameError as error:
         raise CorruptLogError(f"damaged frame from {connection.address}: {error}") from error
 

@@ -3,22 +3,27 @@
 Every replica has such a range or will have it, so readers are spread over them. A broker that is away, behind, damaged
 or has given the partition away is passed over for the next one; the reader goes on where it was.
 
-Rule: all of the range or an error. Trouble that passes is waited out for `patience` seconds without progress.
+There is no thread beside the reader's own: it runs the event loop while it waits. The next answer is asked for before
+the records of the last one are handed out, and meanwhile comes as far as the socket takes it.
+
+Rule: all of the range or an error. Trouble that passes is waited out for `patience` seconds without progress; the time
+that the caller takes for what it got does not count.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import queue
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar
+
+import pyarrow as pa
 
 from quiver.client.cluster import Cluster, backoff_s
 from quiver.client.fetcher import fetch_frames
-from quiver.client.loop_thread import shared_loop
 from quiver.config import MIB
 from quiver.errors import OffsetOutOfRangeError, QuiverError, RequestTimeoutError, UnknownTopicError
 from quiver.wire.frame import FrameHeader
@@ -27,10 +32,12 @@ from quiver.wire.rows import Rows, rows_of
 
 FETCH_BYTES_MAX: Final = 4 * MIB
 _FETCH_BYTES_MIN: Final = 64 * 1024
-_AHEAD_MAX: Final = 2  # answers that wait for the reader while the next one is fetched
 _WAIT_MS: Final = 200  # how long a broker may wait for what it does not know of yet
 _RECORD_BYTES: Final = 1024  # taken for the size of a record before the first is seen
 
+_TURNS_TO_SEND: Final = 2  # of the loop: one makes the request, the next one writes it
+
+T = TypeVar("T")
 _Frames = list[tuple[FrameHeader, memoryview]]
 
 
@@ -60,38 +67,30 @@ class RangeReader:
         self._turn = turn
         self._patience_s = patience
         self._record_bytes = float(_RECORD_BYTES)
-        self._answers: queue.SimpleQueue[_Frames | QuiverError | None] = queue.SimpleQueue()
-        self._io = shared_loop()
-
-        async def begin() -> tuple[Cluster, asyncio.Semaphore, asyncio.Task[None]]:
-            self._cluster = Cluster(servers, client_id or f"reader-{os.getpid()}", patience)
-            self._room = asyncio.Semaphore(_AHEAD_MAX)
-            return self._cluster, self._room, asyncio.create_task(self._run(), name=f"range {topic}-{partition}")
-
-        self._cluster, self._room, self._task = self._io.call(begin())
-
-    # -- from the reader's thread --------------------------------------------------------------------------------
+        self._cluster = Cluster(servers, client_id or f"reader-{os.getpid()}", patience, memory=_memory)
+        self._asked: asyncio.Task[_Frames] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def __iter__(self) -> Iterator[Rows]:
         """The records of each stored batch that has any, without what lies outside the range."""
-        while (answer := self._answers.get()) is not None:
-            if isinstance(answer, QuiverError):
-                raise answer
-            for header, payload in answer:
+        while self._offset < self._end or self._asked is not None:
+            for header, payload in self._run(self._next()):
                 rows = rows_of(header, payload).since(self._start)
                 if header.next_offset > self._end:
                     rows = rows.slice(0, bisect_left(rows.offsets, self._end))
                 if rows.offsets:
                     yield rows
-            self._io.loop.call_soon_threadsafe(self._room.release)
 
     def close(self) -> None:
-        async def end() -> None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            await self._cluster.close()
+        if self._loop is not None:
+            self._run(self._end_all())
+            self._loop.close()
+            self._loop = None
 
-        self._io.call(end())
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        # Not uvloop, nor asyncio.Runner: what they do about signals for each run costs more than the run.
+        self._loop = self._loop or asyncio.SelectorEventLoop()
+        return self._loop.run_until_complete(work)
 
     def __enter__(self) -> Self:
         return self
@@ -103,16 +102,24 @@ class RangeReader:
 
     # -- on the loop ---------------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        try:
-            while self._offset < self._end:
-                await self._room.acquire()
-                self._answers.put(await self._fetch())
-            self._answers.put(None)
-        except QuiverError as error:
-            self._answers.put(error)
-        except Exception as error:
-            self._answers.put(QuiverError(f"internal error of the client: {error}"))  # a bug must not hang the reader
+    async def _end_all(self) -> None:
+        if self._asked is not None:
+            self._asked.cancel()
+            await asyncio.gather(self._asked, return_exceptions=True)
+        await self._cluster.close()
+
+    async def _next(self) -> _Frames:
+        asked, self._asked = self._asked, None
+        frames: _Frames = []
+        if asked is not None:
+            with contextlib.suppress(QuiverError):  # it is asked again, and then told
+                frames = await asked
+        frames = frames or await self._fetch()
+        if self._offset < self._end:
+            self._asked = asyncio.create_task(self._ask())
+            for _ in range(_TURNS_TO_SEND):
+                await asyncio.sleep(0)
+        return frames
 
     async def _fetch(self) -> _Frames:
         """The next answer with records, from whoever has one."""
@@ -157,10 +164,15 @@ class RangeReader:
         bytes_max = max(_FETCH_BYTES_MIN, min(FETCH_BYTES_MAX, wanted))
         request = Fetch(self._topic, self._partition, self._offset, bytes_max, 1, _WAIT_MS)
         frames = await fetch_frames(self._cluster, connection, request)
-        # A broker may know more than is wanted: a batch that begins beyond the end is not ours.
-        frames = [(header, data) for header, data in frames if header.base_offset < self._end]
+        while frames and frames[-1][0].base_offset >= self._end:  # a broker may know more than is wanted
+            frames.pop()
         if frames:
             records = frames[-1][0].next_offset - frames[0][0].base_offset
             self._record_bytes = 1.25 * sum(len(data) for _, data in frames) / records + 1
             self._offset = frames[-1][0].next_offset
         return frames
+
+
+def _memory(size: int) -> memoryview:
+    """Not set to zero first, as a bytearray is: what is received fills it."""
+    return memoryview(pa.allocate_buffer(size)).cast("B")

@@ -25,7 +25,7 @@ from quiver.errors import (
 )
 from quiver.net.protocol import Buffer, PacketProtocol
 from quiver.wire.messages import HELLO_MAGIC, KIND_OF, PROTOCOL_VERSION, ErrorReply, Hello, HelloReply
-from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet
+from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Memory, Packet
 
 _WRITE_BUFFER_BYTES_MAX = 8 * MIB
 
@@ -50,8 +50,8 @@ class Connection(PacketProtocol):
 
     limits: HelloReply
 
-    def __init__(self, address: str) -> None:
-        super().__init__(FRAME_BYTES_MAX, _WRITE_BUFFER_BYTES_MAX)
+    def __init__(self, address: str, memory: Memory = bytearray) -> None:
+        super().__init__(FRAME_BYTES_MAX, _WRITE_BUFFER_BYTES_MAX, memory)
         self.address = address
         self._waiting: dict[int, tuple[asyncio.Future[Packet], Answered | None]] = {}
         self._correlations = itertools.count(1)
@@ -154,9 +154,9 @@ def reply_of(packet: Packet, reply_type: type[R]) -> R:
     return _decode_reply(reply_type, packet.header)
 
 
-async def open_connection(address: str, client: str, *, timeout_s: float) -> Connection:
+async def open_connection(address: str, client: str, *, timeout_s: float, memory: Memory = bytearray) -> Connection:
     """Connects and shakes hands. Raises ConnectionLostError, RequestTimeoutError or what the server said."""
-    return await shake_hands(Connection(address), client, timeout_s=timeout_s)
+    return await shake_hands(Connection(address, memory), client, timeout_s=timeout_s)
 
 
 async def shake_hands(connection: C, client: str, *, timeout_s: float) -> C:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from quiver.errors import ProtocolError
 from quiver.wire.messages import encode
-from quiver.wire.packet import Packet, PacketReader, encode_prefix
+from quiver.wire.packet import Memory, Packet, PacketReader, encode_prefix
 
 Buffer = bytes | bytearray | memoryview
 
@@ -20,8 +20,8 @@ _JOIN_BYTES_MAX: Final = 4096
 
 
 class PacketProtocol(asyncio.BufferedProtocol):
-    def __init__(self, packet_bytes_max: int, write_buffer_bytes_max: int) -> None:
-        self._reader = PacketReader(packet_bytes_max)
+    def __init__(self, packet_bytes_max: int, write_buffer_bytes_max: int, memory: Memory = bytearray) -> None:
+        self._reader = PacketReader(packet_bytes_max, memory)
         self._write_buffer_bytes_max = write_buffer_bytes_max
         self._writable: asyncio.Future[None] | None = None  # set while the transport's buffer is over its limit
         self.transport: asyncio.Transport | None = None

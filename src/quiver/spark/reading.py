@@ -18,11 +18,13 @@ from quiver.errors import InvalidRequestError, OffsetOutOfRangeError
 from quiver.spark.offsets import OffsetRange
 from quiver.spark.options import ARROW_SCHEMA, ReadOptions
 from quiver.spark.row_filter import RowFilter
+from quiver.wire.records import SCHEMA
 from quiver.wire.rows import Rows, offset_column
 
 logger = logging.getLogger("quiver.spark")
 
 _ROWS_MIN: Final = 4095
+_RECORD_COLUMNS: Final = tuple(SCHEMA.names)
 _PATIENCE_S: Final = 120.0  # without a record, before a task gives up
 
 
@@ -32,12 +34,13 @@ def read_range(
     """All rows of a range that the filter lets through, in order."""
     if wanted is None:  # what Spark makes of a plan without any partition
         return
-    schema = pa.schema([ARROW_SCHEMA.field(name) for name in columns])
+    fields = [ARROW_SCHEMA.field(name) for name in columns]
+    schema, places = pa.schema(fields), [(field.name, field.type) for field in fields]
     position = wanted.start
     while position < wanted.end:
         try:
             for found in _reader(options, wanted, position):
-                made = _with_place(wanted, found, schema, rows)
+                made = _with_place(wanted, found, places, schema, rows)
                 position = found.offsets[-1] + 1
                 if made.num_rows:
                     yield made
@@ -68,20 +71,24 @@ def _after_loss(options: ReadOptions, wanted: OffsetRange, position: int, error:
     return min(earliest, wanted.end)
 
 
-def _with_place(wanted: OffsetRange, found: Rows, schema: pa.Schema, rows: RowFilter) -> pa.RecordBatch:
-    count, batch = len(found.offsets), found.batch
+def _with_place(
+    wanted: OffsetRange, found: Rows, places: list[tuple[str, pa.DataType]], schema: pa.Schema, rows: RowFilter
+) -> pa.RecordBatch:
+    """`places`: name and type of each column that is wanted, as `schema` has them, where they cost less to look up."""
+    count = len(found.offsets)
+    columns = dict(zip(_RECORD_COLUMNS, found.batch.columns, strict=True))
     arrays = []
-    for field in schema:
-        if field.name == "topic":
-            arrays.append(_constant(wanted.topic, field.type, count))
-        elif field.name == "partition":
-            arrays.append(_constant(wanted.partition, field.type, count))
-        elif field.name == "offset":
+    for name, kind in places:
+        if name == "topic":
+            arrays.append(_constant(wanted.topic, kind, count))
+        elif name == "partition":
+            arrays.append(_constant(wanted.partition, kind, count))
+        elif name == "offset":
             arrays.append(offset_column(found.offsets))
         else:
-            arrays.append(batch.column(field.name))
+            arrays.append(columns[name])
     made = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    mask = rows.mask(batch.column("timestamp"))
+    mask = rows.mask(columns["timestamp"])
     return made if mask is None else made.filter(mask)
 
 

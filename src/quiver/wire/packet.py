@@ -10,6 +10,7 @@ length over the limit is refused when the prefix is read, before the body is tak
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from quiver.errors import ProtocolError
@@ -17,6 +18,8 @@ from quiver.errors import ProtocolError
 PREFIX_BYTES: Final = 24
 FLAG_REPLY: Final = 1
 FLAG_ERROR: Final = 2
+
+Memory = Callable[[int], bytearray | memoryview]
 
 _PREFIX = struct.Struct("<IIQBBH4x")
 _BUFFER_BYTES: Final = 64 * 1024
@@ -43,13 +46,15 @@ def encode_prefix(kind: int, flags: int, correlation: int, header: bytes, payloa
 class PacketReader:
     """Small packets are cut out of one reused buffer; a large one is received straight into its own memory."""
 
-    __slots__ = ("_buffer", "_end", "_large", "_large_end", "packet_bytes_max")
+    __slots__ = ("_buffer", "_end", "_large", "_large_end", "_memory", "packet_bytes_max")
 
-    def __init__(self, packet_bytes_max: int) -> None:
+    def __init__(self, packet_bytes_max: int, memory: Memory = bytearray) -> None:
+        """`memory` makes what a large packet is received into."""
         self.packet_bytes_max = packet_bytes_max
+        self._memory = memory
         self._buffer = bytearray(_BUFFER_BYTES)
         self._end = 0
-        self._large: bytearray | None = None
+        self._large: bytearray | memoryview | None = None
         self._large_end = 0
 
     def get_buffer(self) -> memoryview:
@@ -74,7 +79,7 @@ class PacketReader:
             total = self._total_bytes(start)
             if end - start < total:
                 if total > len(self._buffer):
-                    self._large = bytearray(total)
+                    self._large = self._memory(total)
                     self._large_end = end - start
                     self._large[: self._large_end] = memoryview(self._buffer)[start:end]
                     start = end

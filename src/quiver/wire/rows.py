@@ -47,6 +47,8 @@ class Rows(NamedTuple):
 
     def since(self, offset: int) -> Rows:
         """Those at that offset and behind it."""
+        if self.offsets and self.offsets[0] >= offset:
+            return self
         return self.slice(bisect_left(self.offsets, offset))
 
 
