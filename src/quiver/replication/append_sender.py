@@ -96,8 +96,8 @@ class AppendSender:
         this thread. Followers must have the entries first, or the syncs would follow each other."""
         for message in messages:
             self.send(message)
-        if any(isinstance(message, (Append, AppendReply)) for message in messages):
-            self._transport.flush()
+            if isinstance(message, (Append, AppendReply)):
+                self._transport.flush()
 
     def send(self, message: AnyMessage) -> None:
         if isinstance(message, Append) and message.last > message.prev_index:
