@@ -15,6 +15,7 @@ from quiver.testing.sim.network import Network
 from quiver.testing.sim.node import Node
 from quiver.testing.sim.world import VirtualLoop, World
 from quiver.wire.messages import Done, Ping
+from quiver.wire.packet import Memory
 
 
 class Connections:
@@ -30,7 +31,9 @@ class Connections:
         self.nodes[address] = network, node
         network.on_death = self._died
 
-    async def open(self, address: str, client: str, *, timeout_s: float) -> SimulatedConnection:
+    async def open(
+        self, address: str, client: str, *, timeout_s: float, memory: Memory = bytearray
+    ) -> SimulatedConnection:
         """As `quiver.net.connection.open_connection`."""
         connection = SimulatedConnection(self, address)
         await connection.call(Ping(), Done, timeout_s=timeout_s)
