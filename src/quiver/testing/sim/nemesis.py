@@ -233,7 +233,8 @@ class Nemesis:
         if partition is None:
             return
         stored = partition._log.checkpoint.index
-        segments = [s for s in partition._log._segments if s.size_bytes and s.next_index <= stored + 1]
+        on_disk = [s for s in partition._log._segments if 0 < s.size_bytes == s.synced_bytes]
+        segments = [s for s in on_disk if s.next_index <= stored + 1]
         if segments:
             segment = self._chance.choice(segments)
             byte = self._chance.randrange(segment.size_bytes)
