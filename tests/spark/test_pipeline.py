@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from quiver.spark.pipeline.flows import Flow
 from quiver.spark.pipeline.project import Topics, find_spec, write_project
 from quiver.spark.pipeline.runner import Pipeline
 from tests.spark.kit import Lake
-from tests.system.kit import ENVIRON
+from tests.system.kit import ENVIRON, until
 
 pytestmark = pytest.mark.timeout(900)  # a machine that does much else at the time
 
@@ -123,6 +126,39 @@ def test_command_keeps_tables_from_run_to_run(lake: Lake, tmp_path: Path) -> Non
         path.unlink()
     (transformations / "one.sql").write_text("CREATE MATERIALIZED VIEW one AS SELECT 1 AS n")
     small = ("--master", "local[1]", "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1", "--json")
-    for _ in range(2):
+    for number in range(2):
         (flow,) = json.loads(quiver("run", "small", *small))
         assert (flow["name"], flow["state"]) == ("one", "COMPLETED")
+        if number == 0:
+            interrupt(tmp_path, "small", *small)
+
+
+def interrupt(folder: Path, *arguments: str) -> None:
+    """Ctrl-C while Spark is busy: a word, no stack trace, and nothing goes on."""
+    command = [sys.executable, "-m", "quiver.cli.main", "pipeline", "run", *arguments]
+    run = subprocess.Popen(
+        command, env=ENVIRON, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        until(lambda: any("java" in name for name in session(run.pid).values()), 60)
+        time.sleep(2)
+        os.killpg(run.pid, signal.SIGINT)
+        output, errors = run.communicate(timeout=60)
+        assert run.returncode == 130, errors
+        assert b"Traceback" not in output + errors and b" at org.apache" not in output + errors
+        until(lambda: not session(run.pid), 60)
+    finally:
+        for pid in (run.pid, *session(run.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def session(leader: int) -> dict[int, str]:
+    """The processes of a session that live, with their commands."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, _, _, sid = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(sid) == leader and state != "Z":
+                found[int(folder.name)] = (folder / "cmdline").read_text().partition("\0")[0]
+    return found

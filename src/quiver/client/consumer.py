@@ -148,7 +148,14 @@ class ConsumerEngine:
 
     async def _read(self, partitions: dict[TopicPartition, int]) -> None:
         """Begins to fetch partitions. All or none: what cannot be begun now is begun the next time."""
-        offsets = await asyncio.gather(*(self._first_offset(*pair, epoch) for pair, epoch in partitions.items()))
+        finding = [asyncio.create_task(self._first_offset(*pair, epoch)) for pair, epoch in partitions.items()]
+        try:
+            offsets = await asyncio.gather(*finding)
+        finally:
+            # Where one fails the others end too: they would go on beside those of the next time.
+            for task in finding:
+                task.cancel()
+            await asyncio.gather(*finding, return_exceptions=True)
         # Two chunks of each partition may be held: one being read, one being fetched.
         count = max(1, len(partitions) + len(self._fetchers))
         share = max(_FETCH_BYTES_MIN, min(self._fetch_bytes, self._prefetch_bytes // (2 * count)))
@@ -187,7 +194,7 @@ class ConsumerEngine:
             offset = await self.edge(topic, partition, OFFSET_LATEST)
         if epoch:
             # Else whoever has it next would begin at another place than here.
-            await self.stored.pin((topic, partition), offset)
+            await self.stored.pin((topic, partition), offset, epoch)
         return offset
 
     async def _find(self, topic: str, partition: int) -> None:

@@ -90,8 +90,11 @@ class Positions:
             self._committed[topic, partition] = offset
         return offset
 
-    async def pin(self, pair: TopicPartition, offset: int) -> None:
-        await self._commit(pair, offset)
+    async def pin(self, pair: TopicPartition, offset: int, epoch: int) -> None:
+        """Stores where the member begins that claimed the partition at that epoch."""
+        position = Position(self.name, offset, epoch=epoch)
+        await self._cluster.ask(*pair, CommitPosition(*pair, position), PositionReply)
+        self._committed[pair] = offset
 
     def forget(self, pair: TopicPartition) -> None:
         """The partition is not read any more."""

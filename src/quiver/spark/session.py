@@ -8,7 +8,9 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from pyspark import SparkContext, java_gateway
 from pyspark.errors import PySparkRuntimeError
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -37,7 +39,7 @@ def open_session(
     # They would write what goes wrong to standard error, pages of it; who asked gets the error itself.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    with _stderr_to(log):
+    with _stderr_to(log), _jvm_or_nothing():
         try:
             spark = builder.getOrCreate()
         except PySparkRuntimeError as error:
@@ -48,6 +50,29 @@ def open_session(
         yield spark
     finally:
         spark.stop()
+
+
+@contextlib.contextmanager
+def _jvm_or_nothing() -> Iterator[None]:
+    """A start that fails or is interrupted leaves no JVM: Spark itself would forget it, and it would stay for ever."""
+    started: list[Any] = []
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    launcher: Any = java_gateway
+    popen, launcher.Popen = launcher.Popen, start
+    try:
+        yield
+    except BaseException:
+        for process in started:
+            process.kill()
+            process.wait()
+            SparkContext._gateway = SparkContext._jvm = None
+        raise
+    finally:
+        launcher.Popen = popen
 
 
 @contextlib.contextmanager

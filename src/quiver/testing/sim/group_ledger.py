@@ -36,8 +36,9 @@ class Reading:
 
     def __init__(self, begin: int | None) -> None:
         """None: where it begins is not stored yet."""
-        self.member = ""
+        self.member = ""  # who was handed records
         self.begin = begin
+        self.says_begin = False  # its own reader said where it begins
         self.handed = self.done = begin or 0  # up to which offset records were handed out, and were dealt with
 
     def begin_at(self, offset: int) -> None:
@@ -253,7 +254,9 @@ class GroupLedger(MetadataLedger):
             shared.position = offset
         else:
             reading = shared.readings[epoch]
-            if reading.begin is None:  # the first of its group says where "latest" was
+            # The first of its group says where "latest" was; again, where it had to begin once more.
+            if reading.begin is None or (reading.says_begin and not reading.member and offset > reading.done):
+                reading.says_begin = True
                 reading.begin_at(offset)
                 shared.skipped.append((0, offset))
             if offset > reading.done:
