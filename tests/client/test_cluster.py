@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -140,8 +141,8 @@ def test_server_of_another_kind_is_reported_as_such(stranger: tuple[str, list[by
 def test_callers_that_come_at_any_moment_share_one_connection(servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Connection] = []
 
-    async def counted(address: str, client: str, *, timeout_s: float) -> Connection:
-        opened.append(await open_connection(address, client, timeout_s=timeout_s))
+    async def counted(address: str, client: str, **options: Any) -> Connection:
+        opened.append(await open_connection(address, client, **options))
         return opened[-1]
 
     monkeypatch.setattr(cluster_module, "open_connection", counted)
@@ -151,7 +152,7 @@ def test_callers_that_come_at_any_moment_share_one_connection(servers: str, monk
         opened.clear()
         cluster = Cluster(servers, "test", 10.0)
         first = asyncio.create_task(cluster.connection(servers))
-        while not opened:  # noqa: ASYNC110 - turns of the loop are what is tested
+        while not opened and not first.done():  # noqa: ASYNC110 - turns of the loop are what is tested
             await asyncio.sleep(0)
         for _ in range(turns):
             await asyncio.sleep(0)

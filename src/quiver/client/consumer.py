@@ -151,11 +151,12 @@ class ConsumerEngine:
         finding = [asyncio.create_task(self._first_offset(*pair, epoch)) for pair, epoch in partitions.items()]
         try:
             offsets = await asyncio.gather(*finding)
-        finally:
+        except (Exception, asyncio.CancelledError):
             # Where one fails the others end too: they would go on beside those of the next time.
             for task in finding:
                 task.cancel()
             await asyncio.gather(*finding, return_exceptions=True)
+            raise
         # Two chunks of each partition may be held: one being read, one being fetched.
         count = max(1, len(partitions) + len(self._fetchers))
         share = max(_FETCH_BYTES_MIN, min(self._fetch_bytes, self._prefetch_bytes // (2 * count)))
