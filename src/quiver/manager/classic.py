@@ -41,7 +41,6 @@ TOPIC: Final = ("topic", "topic_name", "name")
 PARTITION: Final = ("partition_id", "partition")
 CLIENT: Final = ("prod_client", "prod_name")
 CLIENT_NAME_MAX: Final = 255
-# A time in three pieces that are made once: a hundred thousand are told at a time.
 _BLOCK: Final = 500  # clients
 _SECOND_US: Final = 1_000_000
 
