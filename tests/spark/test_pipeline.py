@@ -20,6 +20,7 @@ from quiver.spark.pipeline.connect import connect, server_of
 from quiver.spark.pipeline.flows import Flow
 from quiver.spark.pipeline.project import Topics, find_spec, write_project
 from quiver.spark.pipeline.runner import Pipeline
+from tests.spark.driver_rounds import session_members
 from tests.spark.kit import Lake
 from tests.system.kit import ENVIRON, until
 
@@ -140,25 +141,20 @@ def interrupt(folder: Path, *arguments: str) -> None:
         command, env=ENVIRON, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
     try:
-        until(lambda: any("java" in name for name in session(run.pid).values()), 60)
+        until(lambda: any("java" in command_of(pid) for pid in session_members(run.pid)), 60)
         time.sleep(2)
         os.killpg(run.pid, signal.SIGINT)
         output, errors = run.communicate(timeout=60)
         assert run.returncode == 130, errors
         assert b"Traceback" not in output + errors and b" at org.apache" not in output + errors
-        until(lambda: not session(run.pid), 60)
+        until(lambda: not list(session_members(run.pid)), 60)
     finally:
-        for pid in (run.pid, *session(run.pid)):
+        for pid in (run.pid, *session_members(run.pid)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def session(leader: int) -> dict[int, str]:
-    """The processes of a session that live, with their commands."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            state, _, _, sid = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-            if int(sid) == leader and state != "Z":
-                found[int(folder.name)] = (folder / "cmdline").read_text().partition("\0")[0]
-    return found
+def command_of(pid: int) -> str:
+    with contextlib.suppress(OSError):  # it has just ended
+        return Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0]
+    return ""

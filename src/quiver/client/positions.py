@@ -92,9 +92,7 @@ class Positions:
 
     async def pin(self, pair: TopicPartition, offset: int, epoch: int) -> None:
         """Stores where the member begins that claimed the partition at that epoch."""
-        position = Position(self.name, offset, epoch=epoch)
-        await self._cluster.ask(*pair, CommitPosition(*pair, position), PositionReply)
-        self._committed[pair] = offset
+        await self._store(pair, Position(self.name, offset, epoch=epoch))
 
     def forget(self, pair: TopicPartition) -> None:
         """The partition is not read any more."""
@@ -141,8 +139,10 @@ class Positions:
 
     async def _commit(self, pair: TopicPartition, offset: int) -> None:
         rewinds = pair in self._rewound
-        position = Position(self.name, offset, rewinds, epoch=self._epochs.get(pair, 0))
-        await self._cluster.ask(*pair, CommitPosition(*pair, position), PositionReply)
-        self._committed[pair] = offset
+        await self._store(pair, Position(self.name, offset, rewinds, epoch=self._epochs.get(pair, 0)))
         if rewinds:
             self._rewound.discard(pair)
+
+    async def _store(self, pair: TopicPartition, position: Position) -> None:
+        await self._cluster.ask(*pair, CommitPosition(*pair, position), PositionReply)
+        self._committed[pair] = position.offset
