@@ -37,7 +37,7 @@ class Sizes:
     idle_s: float = 20.0
     metadata_topics: int = 10_000
     metadata_consumers: int = 100_000
-    metadata_lists: int = 200
+    metadata_lists: int = 20
     group_times: int = 60  # the topic read by groups is this many times `read_redis` records
     group_deaths: int = 3
 
