@@ -5,7 +5,9 @@ import signal
 
 import pytest
 from servers import uninterrupted
-from spark_section import session_members, why_no_spark
+from spark_section import why_no_spark
+
+from quiver.testing.processes import session_members
 
 
 @pytest.fixture

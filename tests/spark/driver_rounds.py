@@ -20,28 +20,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from quiver import Admin, Producer
-from tests.system.kit import ENVIRON, Node, create_topic, read_all, until, values_of
+from quiver.testing.processes import session_members
+from tests.system.kit import ENVIRON, Node, create_topic, end_by_signal, read_all, until, values_of
 
 PARTITIONS = 3
 ROWS_PER_ROUND = 900
 ROWS_PER_TRIGGER = 100
 MOMENT_S_MAX = 3.0  # a few micro-batches
 START_S_MAX = 120.0
-
-
-def session_members(session: int) -> Iterator[int]:
-    """The pids of a session's living processes."""
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # After the name, which may hold anything: state, parent, group, session.
-            state, _, _, found = status.read_text().rpartition(")")[2].split()[:4]
-            if int(found) == session and state != "Z":
-                yield int(status.parent.name)
 
 
 class Driver:
@@ -131,6 +122,7 @@ def run_rounds(directory: Path, rounds: int, seed: int, report: Callable[[str], 
 
 
 def main() -> int:
+    end_by_signal()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))

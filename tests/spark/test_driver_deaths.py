@@ -16,7 +16,8 @@ import pyspark
 import pytest
 
 from quiver import Producer
-from tests.spark.driver_rounds import Driver, job_of, kill_drivers, session_members
+from quiver.testing.processes import session_members
+from tests.spark.driver_rounds import Driver, job_of, kill_drivers
 from tests.spark.kit import Lake, finish
 from tests.system.kit import ENVIRON, Node, free_port, read_all, values_of
 

@@ -20,7 +20,7 @@ from quiver.spark.pipeline.connect import connect, server_of
 from quiver.spark.pipeline.flows import Flow
 from quiver.spark.pipeline.project import Topics, find_spec, write_project
 from quiver.spark.pipeline.runner import Pipeline
-from tests.spark.driver_rounds import session_members
+from quiver.testing.processes import session_members
 from tests.spark.kit import Lake
 from tests.system.kit import ENVIRON, until
 

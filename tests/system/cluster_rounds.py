@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 from quiver import Admin
 from quiver.testing.history import Violation
+from tests.system.kit import end_by_signal
 from tests.system.replicated_kit import BROKERS, MANAGER, ReplicatedCluster, paused
 from tests.system.workload import PARTITIONS, Load, read_everything
 
@@ -105,6 +106,7 @@ def run_rounds(directory: Path, rounds: int, seed: int, report: Callable[[str], 
 
 
 def main() -> int:
+    end_by_signal()
     parser = argparse.ArgumentParser(prog="python -m tests.system.cluster_rounds", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=None, help="a random one when not given; it is printed")

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from quiver import Admin
 from quiver.testing.history import Violation
-from tests.system.kit import SMALL_FILES, Node
+from tests.system.kit import SMALL_FILES, Node, end_by_signal
 from tests.system.workload import PARTITIONS, Load, read_everything
 
 TOPIC = "rounds"
@@ -87,6 +87,7 @@ def run_rounds(directory: Path, rounds: int, seed: int, report: Callable[[str], 
 
 
 def main() -> int:
+    end_by_signal()
     parser = argparse.ArgumentParser(prog="python -m tests.system.crash_rounds", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=None, help="a random one when not given; it is printed")

@@ -23,7 +23,7 @@ import uvloop
 from quiver import aio
 from quiver.client.cluster import Cluster
 from quiver.client.group_member import GroupMember
-from tests.system.kit import create_topic
+from tests.system.kit import create_topic, end_by_signal
 from tests.system.managed_kit import ManagedCluster
 
 TOPIC: Final = "crowd"
@@ -200,6 +200,7 @@ def run_crowd(directory: Path, plan: Plan) -> Result:
 
 
 def main() -> int:
+    end_by_signal()
     parser = argparse.ArgumentParser(prog="python -m tests.system.group_crowd", description=__doc__.splitlines()[0])
     parser.add_argument("--members", type=int, default=1000)
     parser.add_argument("--partitions", type=int, default=1000)

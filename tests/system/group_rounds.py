@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from quiver import Admin, Producer
 from tests.system.group_kit import Members, Verdict, judge
-from tests.system.kit import create_topic, until
+from tests.system.kit import create_topic, end_by_signal, until
 from tests.system.managed_kit import ManagedCluster
 
 TOPIC: Final = "rounds"
@@ -129,6 +129,7 @@ def run_rounds(
 
 
 def main() -> int:
+    end_by_signal()
     parser = argparse.ArgumentParser(prog="python -m tests.system.group_rounds", description=__doc__.splitlines()[0])
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=120.0)

@@ -44,6 +44,11 @@ def free_port() -> int:
             return port
 
 
+def end_by_signal() -> None:
+    """For a command: SIGTERM is like Ctrl-C, so that all that was started is ended on the way out."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
     """The first true answer."""
     deadline = time.monotonic() + timeout_s

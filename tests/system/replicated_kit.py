@@ -93,7 +93,9 @@ def _is_whole(told: dict[int, list[PartitionStatus]], brokers: int) -> bool:
         and len(one.replicas) == brokers
     }
     online = all(one.state == "online" for statuses in told.values() for one in statuses)
-    return online and bool(partitions) and whole == partitions
+    # A voter that is gone may be close behind for a while: whoever takes its place must be there.
+    everywhere = all({one.partition for one in statuses} == partitions for statuses in told.values())
+    return online and everywhere and bool(partitions) and whole == partitions
 
 
 class ReplicatedCluster(Replicas):

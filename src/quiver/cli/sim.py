@@ -7,6 +7,7 @@ tests that imports it.
 from __future__ import annotations
 
 import itertools
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -74,6 +75,7 @@ def sim(
         if plant != "all" or not all(caught):
             raise typer.Exit(EXIT_FAILED)
         return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: processes that run seeds end with this one
     numbers = range(seed, seed + 1) if seed is not None else range(first, first + (seeds or _SEEDS_DEFAULT))
     if not _run(numbers, jobs, events, hours):
         raise typer.Exit(EXIT_FAILED)
