@@ -303,19 +303,52 @@ def test_who_leaves_gives_all_back_at_once_and_may_say_it_twice() -> None:
     run(test)
 
 
-def test_a_join_that_is_taken_back_while_it_waits_makes_nothing() -> None:
+@pytest.mark.parametrize("is_being_committed", [False, True])
+def test_a_join_that_is_taken_back_before_it_is_done_leaves_nobody_behind(is_being_committed: bool) -> None:
     async def test(world: World) -> None:
         await world.join("m1")
+        world.clock.now_s += 1.0  # the next change need not wait
         world.quorum.may_commit.clear()
-        first = asyncio.ensure_future(world.join("m2"))
+        joins = [] if is_being_committed else [asyncio.ensure_future(world.join("m2"))]
         await idle()
-        second = asyncio.ensure_future(world.join("m3"))
+        joins.append(asyncio.ensure_future(world.join("m3")))
         await idle()
+        assert len(world.quorum.proposed) == 2
         leaving = asyncio.ensure_future(world.groups.answer(LeaveGroup("g", "m3")))
         await idle()
         world.quorum.may_commit.set()
-        await asyncio.gather(first, second, leaving)
-        assert world.members == ["m1", "m2"]
+        await asyncio.gather(*joins, leaving)
+        assert world.members == (["m1"] if is_being_committed else ["m1", "m2"])
+
+    run(test)
+
+
+def test_who_joined_without_waiting_for_the_answer_has_a_session_like_anybody() -> None:
+    async def test(world: World) -> None:
+        world.quorum.may_commit.clear()
+        joining = asyncio.ensure_future(world.join("m1"))
+        await idle()
+        joining.cancel()
+        await world.look(SESSION_S + 1)
+        world.quorum.may_commit.set()
+        await world.look(SESSION_S - 1)
+        assert world.members == ["m1"]
+        await world.look(1.4)
+        assert world.members == []
+
+    run(test)
+
+
+def test_who_cannot_leave_is_gone_after_its_session() -> None:
+    async def test(world: World) -> None:
+        await world.join("m1")
+        world.quorum.failure = OutcomeUnknownError("nobody knows")
+        with pytest.raises(OutcomeUnknownError):
+            await world.groups.answer(LeaveGroup("g", "m1"))
+        world.quorum.failure = None
+        assert world.members == ["m1"]
+        await world.look(SESSION_S + 0.4)
+        assert world.members == []
 
     run(test)
 

@@ -217,7 +217,6 @@ class Groups:
             batch = self._batch(request.group, request.strategy)
             batch.join(member)
             group = await asyncio.shield(batch.done)
-            self._deadlines[request.group, member.id] = self._clock.monotonic_s() + member.session_ms / 1000
         return self._reply(group, member.id, -1)
 
     async def beat(self, request: GroupBeat) -> GroupReply:
@@ -237,9 +236,9 @@ class Groups:
 
     async def leave(self, request: LeaveGroup) -> None:
         self._know_sessions()
-        self._deadlines.pop((request.group, request.member), None)
         group = self._quorum.state.groups.get(request.group)
-        if (group is not None and request.member in self._view(group).held) or request.group in self._next:
+        # Who joins while this leaves may be in what waits, or in what is being committed: both go before this.
+        if (group is not None and request.member in self._view(group).held) or request.group in self._proposing:
             batch = self._batch(request.group)
             batch.leave(request.member)
             await asyncio.shield(batch.done)
@@ -303,12 +302,21 @@ class Groups:
                 change = Change(list(batch.joined.values()), list(batch.left), batch.released)
                 try:
                     group: Group = await self._quorum.propose(commands.ChangeGroup(name, change, batch.strategy))
+                    self._count_sessions(name, batch)
                     settle(batch.done, group)
                 except QuiverError as error:
                     batch.done.set_exception(error)
                 self._changed_s[name] = self._clock.monotonic_s()
         finally:
             del self._proposing[name]
+
+    def _count_sessions(self, name: str, batch: _Batch) -> None:
+        """Of what is committed, whether or not anybody still waits for it: who has no session would never be missed."""
+        now_s = self._clock.monotonic_s()
+        for gone in batch.left:
+            self._deadlines.pop((name, gone), None)
+        for member in batch.joined.values():
+            self._deadlines[name, member.id] = now_s + member.session_ms / 1000
 
     async def _pace(self, name: str) -> None:
         group = self._quorum.state.groups.get(name)
