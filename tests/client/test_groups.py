@@ -156,27 +156,62 @@ def test_the_first_member_fixes_where_latest_is(servers: str, topic: str, member
     assert sorted(numbers(found)) == list(range(60, 120)), "what came after the group began is not skipped"
 
 
+async def until_wanted(engine: ConsumerEngine, count: int, changed: asyncio.Event) -> None:
+    """Until the group wants it to have so many partitions."""
+    assert engine._member is not None
+    while len(engine._member.wanted) != count:
+        changed.clear()
+        await changed.wait()
+
+
 def test_what_is_asked_back_before_it_was_read_is_let_go_of(servers: str, topic: str) -> None:
     async def main() -> None:
         changed = asyncio.Event()
-
-        async def until_wanted(engine: ConsumerEngine, count: int) -> None:
-            assert engine._member is not None
-            while len(engine._member.wanted) != count:
-                changed.clear()
-                await changed.wait()
-
         settings: Any = {"group": topic, "session_timeout": 60.0}
         first, second = (ConsumerEngine(servers, [topic], changed.set, **settings) for _ in range(2))
         try:
             await first.start()  # it has everything, and reads nothing yet
             await second.start()
             assert second.is_waiting
-            await until_wanted(first, 3)
+            await until_wanted(first, 3, changed)
             await first.finish_revoke(await first.begin_revoke())
             assert len(await first.adopt()) == 3
-            await until_wanted(second, 3)
+            await until_wanted(second, 3, changed)
             assert not second.is_waiting
+        finally:
+            await asyncio.gather(first.close(), second.close())
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_what_was_wanted_back_and_is_left_here_after_all_is_read_on(servers: str, topic: str) -> None:
+    """Letting go of it fails, as when the broker does not answer; meanwhile who was to have it is gone."""
+    fill(servers, topic, 60)
+
+    async def main() -> None:
+        changed, found = asyncio.Event(), list[Record]()
+        settings: Any = {"group": topic, "session_timeout": 60.0}
+        first, second = (ConsumerEngine(servers, [topic], changed.set, **settings) for _ in range(2))
+        try:
+            await first.start()
+            await first.finish_revoke(await first.begin_revoke())
+            assert len(await first.adopt()) == 6
+            await second.start()
+            await until_wanted(first, 3, changed)
+            taken = await first.begin_revoke()
+            assert len(taken.revoked) == 3
+            await second.close()
+            await until_wanted(first, 6, changed)
+            again = await first.begin_revoke()
+            assert not again.revoked and not again.lost
+            await first.finish_revoke(again)
+            assert sorted(await first.adopt()) == sorted(taken.revoked)
+            while len(found) < 60:
+                changed.clear()
+                if not (records := first.backlog.take(100)):
+                    await changed.wait()
+                found += records
+            assert sorted(numbers(found)) == list(range(60))
         finally:
             await asyncio.gather(first.close(), second.close())
 

@@ -255,16 +255,22 @@ class ConsumerEngine:
         self.stored.forget(pair)
 
     async def adopt(self) -> list[TopicPartition]:
-        """Begins to read what the group has given, and says what that is."""
+        """Begins to read what the group has given, and says what that is: also what it wanted back and left here after
+        all, because it could not be let go of in time."""
         assert self._member is not None
-        new = {pair: epoch for pair, epoch in self._member.wanted.items() if pair not in self._owned}
+        wanted = self._member.wanted
+        new = {pair: epoch for pair, epoch in wanted.items() if pair not in self._owned}
+        left = [pair for pair, epoch in self._owned.items() if wanted.get(pair) == epoch]
+        again = [pair for pair in left if self._fetchers[pair].is_stopped]
         try:
             await self._read(new)
         except MemberFencedError:
             new = {}  # another has it by now, which the next heartbeat tells
+        for pair in again:
+            self._fetchers[pair].start(self.backlog.positions[pair])
         self._owned |= new
         self.backlog.interrupted = self._member.version != self._settling
-        return list(new)
+        return [*new, *again]
 
     async def edge(self, topic: str, partition: int, which: int) -> int:
         request = ListOffset(topic, partition, which)

@@ -82,11 +82,16 @@ class Fetcher:
         self._room.set()
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"fetch {self.topic}-{self.partition}")
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._task is None
+
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+                await task
 
     def consumed(self, payload_bytes: int) -> None:
         """The reader has taken that much. Only from the loop's own thread."""
