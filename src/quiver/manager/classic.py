@@ -5,15 +5,10 @@ Rule: the contract's names, texts and meanings, to the letter. A call that fails
 
 from __future__ import annotations
 
-import datetime
 import hashlib
-import itertools
 import secrets
-from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import urlsplit
-
-import msgspec
 
 from quiver.clock import Clock
 from quiver.errors import (
@@ -29,7 +24,7 @@ from quiver.manager.moves import Moves
 from quiver.manager.params import Params
 from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.registry import REPLICATION_FACTOR_DEFAULT, Registry
-from quiver.manager.sightings import SeenTimes
+from quiver.manager.seen_rows import ConsumerSeen, ProducerSeen, SeenRows, time_text
 from quiver.manager.standing import Standing
 from quiver.metadata.manager_table import Manager
 from quiver.metadata.state import Consumer, Producer, Topic
@@ -41,8 +36,6 @@ TOPIC: Final = ("topic", "topic_name", "name")
 PARTITION: Final = ("partition_id", "partition")
 CLIENT: Final = ("prod_client", "prod_name")
 CLIENT_NAME_MAX: Final = 255
-_BLOCK: Final = 500  # clients
-_SECOND_US: Final = 1_000_000
 
 
 def client_number(name: str) -> int:
@@ -70,8 +63,8 @@ class ClassicApi:
         self.joiner = Joiner(registry.link_of, clock, secrets.randbelow(2**62) + 1)
         self._consuming = Consuming(registry.link_of)
         self._next_produce: dict[str, int] = {}
-        self._producers_seen = _SeenRows(_ProducerSeen)
-        self._consumers_seen = _SeenRows(_ConsumerSeen)
+        self._producers_seen = SeenRows(ProducerSeen)
+        self._consumers_seen = SeenRows(ConsumerSeen)
 
     # -- topics --------------------------------------------------------------------------------------------------
 
@@ -225,7 +218,7 @@ class ClassicApi:
                 "broker_id": broker.id,
                 "endpoint": broker.endpoint,
                 "status": self._registry.broker_state(broker.id),
-                "last_heartbeat": _time(self._registry.brokers.seen.get(broker.id)),
+                "last_heartbeat": time_text(self._registry.brokers.seen.get(broker.id)),
             }
             for broker in self._quorum.state.brokers.values()
         ]
@@ -256,6 +249,13 @@ class ClassicApi:
             "consumers": self._consumers_seen.rows(state.consumers, registry.consumers_seen),
         }
 
+    def make_rows_ahead(self) -> bool:
+        """Some rows of GET /health, of clients that are new. False when there are all of them."""
+        state, registry = self._quorum.state, self._registry
+        return self._consumers_seen.make_ahead(state.consumers, registry.consumers_seen) or (
+            self._producers_seen.make_ahead(state.producers, registry.producers_seen)
+        )
+
     def node_health(self) -> dict[str, Any]:
         """This manager, and all managers and brokers; without clients, of which there may be a hundred thousand."""
         quorum, standing, damage = self._quorum, self._standing, self._quorum.mending.damage
@@ -265,14 +265,14 @@ class ClassicApi:
             "transaction": quorum.state.applied,
             "lag": standing.lag,
             "trouble": quorum.full or (damage.message if damage else None),
-            "cut_off_since": _time(standing.cut_off_since_us),
+            "cut_off_since": time_text(standing.cut_off_since_us),
             "managers": [
                 {"manager_id": row.id}
                 | _place(row)
                 | {
                     "role": standing.role_of(row.id),
                     "transaction": standing.stored.get(row.id),
-                    "last_heartbeat": _time(standing.seen.get(row.id)),
+                    "last_heartbeat": time_text(standing.seen.get(row.id)),
                 }
                 for row in quorum.state.managers.values()
             ],
@@ -284,67 +284,6 @@ def _numbers(topic: Topic) -> list[int]:
     return [partition.number for partition in topic.partitions]
 
 
-class _ProducerSeen(msgspec.Struct, gc=False):  # a hundred thousand would send the collector round and round
-    producer_id: int
-    topic: str
-    last_heartbeat: str | None
-
-
-class _ConsumerSeen(msgspec.Struct, gc=False):
-    consumer_id: int
-    topic: str
-    last_heartbeat: str | None
-
-
-class _SeenRows:
-    """Clients as JSON, with when each was last seen. Of a hundred thousand few were seen since somebody last asked: the
-    others' rows are kept, in blocks of neighbours, because a row made alone takes twice as long."""
-
-    def __init__(self, row: type[_ProducerSeen | _ConsumerSeen]) -> None:
-        self._row = row
-        self._known: tuple[int, int | None] = (0, None)  # how many clients, and the newest: ids are never used again
-        self._members: dict[int, list[Any]] = {}  # the clients of each block
-        self._blocks: dict[int, bytes] = {}
-        self._version = 0
-
-    def rows(self, clients: dict[int, Producer] | dict[int, Consumer], seen: SeenTimes) -> msgspec.Raw:
-        known = (len(clients), next(reversed(clients.keys()), None))
-        if known != self._known:
-            blocks = itertools.groupby(clients.values(), lambda client: client.id // _BLOCK)
-            self._members = {block: list(members) for block, members in blocks}
-            self._blocks, self._known = dict.fromkeys(self._members, b""), known
-            stale = set(self._blocks)
-        else:
-            stale = self._blocks.keys() & {client // _BLOCK for client in seen.since(self._version)}
-        self._version = seen.version
-        for block in stale:
-            members = self._members[block]
-            ids = [one.id for one in members]
-            rows = list(map(self._row, ids, [one.topic for one in members], _times(map(seen.get, ids))))
-            self._blocks[block] = msgspec.json.encode(rows)[1:-1]
-        return msgspec.Raw(b"[" + b",".join(self._blocks.values()) + b"]")
-
-
 def _place(manager: Manager) -> dict[str, Any]:
     where = urlsplit(manager.http)
     return {"ip": where.hostname, "port": where.port}
-
-
-def _time(us: int | None) -> str | None:
-    return _times([us])[0]
-
-
-def _times(times_us: Iterable[int | None]) -> list[str | None]:
-    """Quick where neighbours were seen in the same second."""
-    found: list[str | None] = []
-    second_us, text = -_SECOND_US, ""
-    for us in times_us:
-        if us is None:
-            found.append(None)
-            continue
-        if not 0 <= us - second_us < _SECOND_US:
-            second_us = us - us % _SECOND_US
-            second = datetime.datetime.fromtimestamp(second_us // _SECOND_US, datetime.UTC)
-            text = second.strftime("%Y-%m-%dT%H:%M:%S.%%06d+00:00")
-        found.append(text % (us - second_us))
-    return found

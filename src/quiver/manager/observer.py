@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
@@ -28,8 +28,20 @@ logger = logging.getLogger("quiver.manager")
 _CALL_US_MAX: Final = 30_000_000
 # So many consumers' positions are asked for in one heartbeat; who called lately comes first.
 _COUNTS_PER_HEARTBEAT: Final = 500
+# So many blocks of rows are made ahead in one heartbeat, each in about a millisecond.
+_BLOCKS_PER_HEARTBEAT: Final = 20
 # So many replicas a broker is asked about in one heartbeat, on average.
 _STATUSES_PER_HEARTBEAT: Final = 200
+
+
+class _Mark(NamedTuple):
+    """What was known at some time. Who was known then has a row when the database has the transactions of then; what is
+    written of others before is lost, and must be written again."""
+
+    applied: int
+    rebuilt: int
+    versions: tuple[int, int]
+    counts: dict[int, int]
 
 
 class Observer:
@@ -62,6 +74,7 @@ class Observer:
         self._counted = 0  # the version of the consumers seen up to which they are watched
         self._recorded = (0, 0)  # the versions of producers and consumers seen that the database has
         self._rebuilt = -1  # which rows of the database these are in
+        self._mark: _Mark | None = None
 
     def start(self) -> None:
         self._reporter = asyncio.get_running_loop().create_task(self._report())
@@ -81,6 +94,10 @@ class Observer:
         while True:
             await asyncio.sleep(self._heartbeat_s)
             await self._poll_all()
+            for _ in range(_BLOCKS_PER_HEARTBEAT):
+                if not self._classic.make_rows_ahead():
+                    break
+                await asyncio.sleep(0)
             if self._recorder is None or self._recorder.done():
                 self._recorder = loop.create_task(self._try_to_record())
 
@@ -120,9 +137,9 @@ class Observer:
         if anew:
             self._uncounted = dict.fromkeys(state.consumers)
         await self._count_read()
-        # Those who come while the database is behind have no row yet: what was seen of them is written again.
-        has_rows, versions = database.stored >= state.applied, (producers.version, consumers.version)
         sizes, self._sizes, counts = self._sizes, {}, dict(self._counts)
+        now = _Mark(state.applied, rebuilt, (producers.version, consumers.version), counts)
+        reached = next((mark for mark in (now, self._mark) if mark and database.stored >= mark.applied), None)
         reports: dict[tuple[str, str], dict[int, Any]] = {
             ("partition_metadata", "size"): sizes,
             ("broker_metadata", "last_heartbeat"): dict(registry.brokers.seen),
@@ -134,9 +151,10 @@ class Observer:
             ("consumer_metadata", "offset"): counts,
         }
         await database.run(self._store.record, reports)
-        if has_rows:
-            self._recorded, self._rebuilt = versions, rebuilt
-            self._counts = {known: count for known, count in self._counts.items() if counts.get(known) != count}
+        self._mark = now if reached else self._mark or now
+        if reached:
+            self._recorded, self._rebuilt = reached.versions, reached.rebuilt
+            self._counts = {known: count for known, count in self._counts.items() if reached.counts.get(known) != count}
 
     async def _count_read(self) -> None:
         """Asks how far consumers got: those that called lately, and some of those that are not known of yet."""
