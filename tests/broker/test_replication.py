@@ -246,3 +246,22 @@ def flip(disk: FaultyDisk, path: str, position: int) -> None:
     file = disk.open(path)
     file.pwrite([bytes([file.pread(1, position)[0] ^ 4])], position)
     file.datasync()
+
+
+def test_what_was_acknowledged_is_marked_as_synced_where_it_counts() -> None:
+    """A frame below the mark is damage when it cannot be read, not a torn write: who counted for a commit has it."""
+
+    async def main() -> None:
+        async with Group() as group:
+            await group.fill(5)
+            await asyncio.sleep(2 * ALONE_S_MIN)  # from here on a flush runs on the loop
+            for number in range(5, 20):
+                await group.produce(b"%d" % number)
+                leader = group.partition(await group.leader())
+                assert leader._log.mark.values[0] == leader._log.synced_index == leader.state.applied_index + 1
+            await group.until_all_have(20)
+            for number in group.brokers:
+                log = group.partition(number)._log
+                assert log.mark.values[0] == log.synced_index
+
+    run(main())

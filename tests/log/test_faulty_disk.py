@@ -96,6 +96,26 @@ def test_unsynced_truncation_may_come_back() -> None:
     assert ends == {b"aaa", b"a" * 10}
 
 
+def test_room_that_was_cut_off_may_come_back_and_data_may_not() -> None:
+    """A sync of data promises nothing of an end that only gives zeros away."""
+    left: set[bytes | None] = set()
+    for seed in SEEDS:
+        disk = new_disk(seed)
+        file = write_durably(disk, "d/f", b"x" * 10)
+        file.allocate(30)
+        file.datasync()
+        file.truncate(10)
+        file.datasync()
+        disk.crash()
+        left.add(read(disk, "d/f"))
+        file = write_durably(disk, "d/g", b"x" * 20)
+        file.truncate(10)
+        file.datasync()
+        disk.crash()
+        assert read(disk, "d/g") == b"x" * 10
+    assert left == {b"x" * 10, b"x" * 10 + bytes(20)}
+
+
 def test_directory_operations_happen_in_order_or_not_at_all() -> None:
     ends = set()
     for seed in SEEDS:

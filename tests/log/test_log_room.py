@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from quiver.errors import CorruptLogError, DiskFullError
-from quiver.log.disk import SystemDisk
-from quiver.testing.faulty_disk import FaultyDisk
+from quiver.errors import CorruptLogError, DiskFullError, LogFailedError
+from quiver.log.disk import Buffer, SystemDisk
+from quiver.testing.faulty_disk import FaultyDisk, FaultyFile
 from tests.log.log_kit import (
     DIRECTORY,
     ROOMY,
@@ -53,6 +55,40 @@ def test_room_is_made_seldom() -> None:
         append(log, data(number, 0))
         log.flush()
     assert disk.met == []
+
+
+@pytest.mark.parametrize(("length", "zeros"), [(0, [64 * 1024]), (20_000, [])])
+def test_room_is_written_seldom_and_only_behind_small_writes(
+    length: int, zeros: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    write = FaultyFile.pwrite
+
+    def note(self: FaultyFile, buffers: Sequence[Buffer], position: int) -> int:
+        if not any(map(any, buffers)):
+            written.append(sum(map(len, buffers)))
+        return write(self, buffers, position)
+
+    monkeypatch.setattr(FaultyFile, "pwrite", note)
+    disk = FaultyDisk(0)
+    log = open_log(disk, dataclasses.replace(ROOMY, room_bytes_max=2**20, segment_bytes_max=2**20))
+    fill(log, 1)
+    for number in range(3):
+        append(log, data(number, length))
+        log.flush()
+    assert written == zeros
+
+
+def test_room_that_cannot_be_written_is_no_error() -> None:
+    disk = FaultyDisk(0)
+    log = open_log(disk, ROOMY)
+    stored = fill(log, 1)
+    disk.fail("pwrite", errno.ENOSPC, 2, ".seg")
+    stored += fill(log, 1)
+    assert disk.met and contents(log) == stored
+    disk.fail("pwrite", errno.EIO, 2, ".seg")
+    with pytest.raises(LogFailedError):
+        fill(log, 6)
 
 
 def test_room_is_not_reported_as_a_torn_tail() -> None:

@@ -35,6 +35,7 @@ def leading(
         settings=SimpleNamespace(election_ms=600),
         down=set(silent),
         leader=SimpleNamespace(progress=progress),
+        quiet=False,
     )
 
 
@@ -42,13 +43,13 @@ def ordered(*brokers: int, newcomer: int = 0) -> Admission:
     admission = Admission()
     admission.order(1, brokers)
     if newcomer:
-        admission.asked(newcomer)
+        admission.asked(newcomer, leading())
     return admission
 
 
 def test_without_an_order_nothing_changes_and_strangers_stay_outside() -> None:
     admission = Admission()
-    admission.asked(R4)
+    admission.asked(R4, leading())
     assert admission.next_step(leading()) is None
 
 
@@ -119,11 +120,21 @@ def test_hand_over_is_tried_a_few_times_with_pauses_and_then_counts_as_done() ->
 
 def test_replica_on_a_new_disk_takes_the_place_of_its_predecessor() -> None:
     for admission in (Admission(), ordered(1, 2, 3)):
-        admission.asked(NEW_2)
+        admission.asked(NEW_2, leading())
         silent = (R2,)
         assert admission.next_step(leading(silent=silent)) == Membership((R1, R2, R3), (NEW_2,))
         assert admission.next_step(leading(learners=(NEW_2,), silent=silent)) == Membership((R1, R3), (NEW_2,))
         assert admission.next_step(leading((R1, R3), (NEW_2,))) == Membership((R1, R3, NEW_2))
+
+
+def test_new_replica_of_the_broker_that_led_wakes_a_quiet_group() -> None:
+    woken: list[int] = []
+    for leader, quiet in ((R2, True), (R2, False), (R3, True), (0, True)):
+        raft = leading()
+        raft.leader_id, raft.quiet, raft.wake = leader, quiet, lambda: woken.append(1)
+        Admission().asked(NEW_2, raft)
+        assert bool(woken) == (leader == R2 and quiet)
+        woken.clear()
 
 
 def test_older_order_is_refused_and_none_holds_when_another_leads() -> None:

@@ -37,13 +37,12 @@ class Transport:
     def __init__(self) -> None:
         self.sent: list[list[int]] = []
 
-    def send(self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Any] = ()) -> bool:
+    def send(
+        self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Any] = (), *, now: bool = False
+    ) -> bool:
         whole = memoryview(b"".join(frames))
         self.sent.append([header.index for _, header, _ in walk_frames(whole)])
         return True
-
-    def flush(self) -> None:
-        return
 
 
 def sent_and_damage(meanwhile: Callable[[FaultyDisk, PartitionLog], None]) -> tuple[list[list[int]], int]:

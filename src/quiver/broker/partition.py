@@ -68,8 +68,7 @@ class Partition:
         raft: RaftSetup | None = None,
     ) -> None:
         self.topic, self.number = topic, number
-        self._log = log
-        self.rules = TopicRules(log.settings)
+        self._log, self.rules = log, TopicRules(log.settings)
         self._writers, self._clock = writers, clock
         self.turns = Turns(self._run)
         name = f"{topic}-{number}"
@@ -174,8 +173,8 @@ class Partition:
 
     @property
     def _is_catching_up(self) -> bool:
-        """True while the log lacks entries that the state already counts."""
-        return self._log.synced_index <= self.state.applied_index
+        """True while the log lacks entries that the state already counts, or a snapshot is to take its place."""
+        return self._replica.is_replacing or self._log.synced_index <= self.state.applied_index
 
     async def confirm(self) -> None:
         """Returns when this replica is known to lead and has applied all that was committed at the call."""
@@ -260,14 +259,15 @@ class Partition:
         self._take_inbox()
         if (error := self._replica.step()) is not None:
             self._disk_refused(error)
-        self._commit()
-        self._log.mark.catch_up(self._log.stop)
+        if committed := self._commit():
+            self._full = isinstance(error, DiskFullError)  # it may have taken the first of what came, and not the rest
+        if committed or self.raft is None or self.raft.raft.leader is None:  # else it counts for nothing yet
+            self._log.mark.catch_up(self._log.stop)
         if self._is_finished():
             self._end()
         elif self._inbox and not self._must_wait():
             self.turns.wake()
-        due = self._log.checkpoint_due and not self._is_catching_up
-        if due and self._checkpointing is None and self._log.failure is None:
+        if self._log.checkpoint_due and not (self._is_catching_up or self._checkpointing or self._log.failure):
             self._checkpointing = asyncio.get_running_loop().create_task(self._checkpoint())
 
     def _end(self) -> None:
@@ -340,16 +340,15 @@ class Partition:
         self.entry_appended(header, entry.payload)
         return header
 
-    def _commit(self) -> None:
+    def _commit(self) -> bool:
         committed = self._tail.commit(self._replica.commit_end)
-        if not committed:
-            return
-        self._full = False
         for header in committed:
             if header.kind == Kind.TRIM:
                 logger.info("trimmed partition=%s-%d start=%d", self.topic, self.number, self.state.start_offset)
                 self._log.request_checkpoint()
-        self._committed.give()
+        if committed:
+            self._committed.give()
+        return bool(committed)
 
     def _disk_refused(self, error: DiskFullError | LogFailedError) -> None:
         """Nothing of what it refused was acknowledged; everyone who waits is told."""
@@ -381,10 +380,11 @@ class Partition:
     async def _checkpoint(self) -> None:
         """Writes the committed state beside the log, then removes what it makes unnecessary."""
         try:
-            image = self.state.image()
-            done = image if self.raft is None else self.raft.completed(image, self.state.trim_index)
-            await write_checkpoint(self._log, done, self._writers)
-            self._trim()
+            if not self._is_catching_up:  # a snapshot may have come since this was due
+                image = self.state.image()
+                done = image if self.raft is None else self.raft.completed(image, self.state.trim_index)
+                await write_checkpoint(self._log, done, self._writers)
+                self._trim()
         except OSError as error:
             # The log is whole without it; recovery only reads more. The next one is tried after more appends.
             logger.warning("checkpoint_failed partition=%s-%d error=%r", self.topic, self.number, str(error))

@@ -19,6 +19,9 @@ from quiver.log.slots import SyncMark
 # A file system that cannot give room ahead takes the bytes without.
 _NO_ROOM_ERRNOS = FULL_ERRNOS | {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 _ROOM_BYTES_MIN = 64 * 1024
+# So much of the room is written with zeros at a time, and only for writes that are small beside that.
+_ZEROS = bytes(64 * 1024)
+_SMALL_BYTES_MAX = 8 * 1024
 
 
 class SpaceError(Exception):
@@ -52,15 +55,15 @@ class FlushJob:
     end: LogEnd
     room_bytes_max: int
     marks_late: bool = False  # the mark is left to whoever answers first
+    size_bytes: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size_bytes = sum(sum(map(len, write.buffers)) for write in self.writes)
 
     @property
     def only_appends(self) -> bool:
         """No file is made or sealed: one write, one sync."""
         return len(self.writes) == 1 and self.writes[0].segment.file is not None and self.writes[0].sealed_index is None
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(sum(map(len, write.buffers)) for write in self.writes)
 
     def run(self) -> None:
         """Blocks until all of it is on disk. SpaceError: nothing happened. OSError: the log must stop."""
@@ -72,6 +75,7 @@ class FlushJob:
                     write.segment.file = self.disk.open(write.segment.path, create=True)
                 self._make_room(write, write.segment.file)
                 write.segment.file.pwrite(write.buffers, write.position)
+                self._write_zeros(write, write.segment.file)
                 if write.sealed_index is not None:
                     write.segment.file.truncate(write.end())
                 write.segment.file.datasync()
@@ -104,6 +108,19 @@ class FlushJob:
             if error.errno not in _NO_ROOM_ERRNOS:
                 raise
             file.truncate(write.position)  # what it got of it may be needed for the bytes themselves
+
+    def _write_zeros(self, write: SegmentWrite, file: File) -> None:
+        """Behind small writes: a sync of bytes that were written before is quicker than one of fresh room."""
+        segment, end = write.segment, write.end()
+        is_small = end - write.position <= _SMALL_BYTES_MAX and write.sealed_index is None
+        if not is_small or not segment.zeros_end < end < segment.room_end:
+            return
+        segment.zeros_end = min(end + len(_ZEROS), segment.room_end)
+        try:
+            file.pwrite((memoryview(_ZEROS)[: segment.zeros_end - end],), end)
+        except OSError as error:
+            if error.errno not in FULL_ERRNOS:  # a file system that copies on write needs space for them, too
+                raise
 
     def _write_index(self, write: SegmentWrite) -> None:
         # Rebuildable and checksummed, so it needs no sync of its own.

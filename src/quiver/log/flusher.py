@@ -18,6 +18,8 @@ from quiver.clock import Clock
 from quiver.log.checkpoint import Checkpoint
 from quiver.log.flush import FlushJob
 from quiver.log.partition_log import PartitionLog
+from quiver.log.slots import HardStateFile
+from quiver.types import HardState
 
 # Above this the disk takes so long that the hand-over to a thread no longer counts.
 INLINE_BYTES_MAX: Final = 1024 * 1024
@@ -126,6 +128,35 @@ class Flusher:
         """Returns when nothing runs any more."""
         if self._running is not None:
             await asyncio.wait([asyncio.wrap_future(self._running)])
+
+
+class HardStateSaver:
+    """Writes term and vote in a thread, one after the other, and wakes the owner when they are on disk."""
+
+    __slots__ = ("_executor", "_file", "_saving", "_wake")
+
+    def __init__(self, file: HardStateFile, executor: Executor, wake: Callable[[], None]) -> None:
+        self._file = file
+        self._executor = executor
+        self._wake = wake
+        self._saving: Future[None] | None = None
+
+    def save(self, state: HardState) -> bool:
+        """True once it is on disk; before that, the owner is woken to ask again. Raises what the disk says."""
+        if self._saving is None:
+            loop = asyncio.get_running_loop()
+            self._saving = self._executor.submit(self._file.write, state)
+            self._saving.add_done_callback(lambda _: loop.call_soon_threadsafe(self._wake))
+        if not self._saving.done():
+            return False
+        saved, self._saving = self._saving, None
+        saved.result()
+        return True
+
+    async def wait(self) -> None:
+        """Returns when nothing is on its way any more."""
+        if self._saving is not None:
+            await asyncio.wait([asyncio.wrap_future(self._saving)])
 
 
 def _outcome(job: FlushJob) -> Exception | None:

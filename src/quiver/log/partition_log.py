@@ -60,11 +60,11 @@ class PartitionLog:
 
     @property
     def next_index(self) -> int:
-        return self._active.next_index
+        return self._segments[-1].next_index
 
     @property
     def next_offset(self) -> int:
-        return self._active.next_offset
+        return self._segments[-1].next_offset
 
     def _end(self) -> LogEnd:
         return LogEnd(self.next_index, self.next_offset, self.last_term)

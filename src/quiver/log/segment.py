@@ -63,6 +63,7 @@ class Segment:
         "room_end",
         "size_bytes",
         "synced_bytes",
+        "zeros_end",
     )
 
     def __init__(self, path: str, first_index: int, base_offset: int, index: SparseIndex | None) -> None:
@@ -76,6 +77,7 @@ class Segment:
         self.opened_at_s: float | None = None  # when its first frame was appended by this process
         self.file: File | None = None  # held by the active segment only
         self.room_end = 0  # the length of its file where that was made longer than its content
+        self.zeros_end = 0  # where what is written ahead of its content ends
         self._index = index
 
     @property
@@ -104,7 +106,7 @@ class Segment:
         assert self.file is not None
         self.file.truncate(length)
         self.file.datasync()
-        self.room_end = length
+        self.room_end = self.zeros_end = length
 
     def encode_index(self) -> bytes:
         return self.index.encode(self.size_bytes, self.next_index, self.next_offset, self.base_offset)

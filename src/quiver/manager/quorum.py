@@ -375,8 +375,9 @@ class MetadataQuorum:
 
     @property
     def _may_checkpoint(self) -> bool:
-        """Not while the log lacks entries that the state already counts."""
-        return self._log.failure is None and self._log.synced_index > self.state.applied
+        """Not while the log lacks entries that the state already counts, or a snapshot is to take its place."""
+        is_whole = self._log.synced_index > self.state.applied and not self.replica.is_replacing
+        return is_whole and self._log.failure is None
 
     async def _checkpoint(self) -> None:
         """Writes the state beside the log, then removes the entries that nobody near needs."""

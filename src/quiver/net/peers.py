@@ -54,7 +54,7 @@ class PeerLink:
 
     # -- out -----------------------------------------------------------------------------------------------------
 
-    def send(self, uid: str, message: AnyMessage, frames: Sequence[Buffer]) -> bool:
+    def send(self, uid: str, message: AnyMessage, frames: Sequence[Buffer], now: bool) -> bool:
         encoded = encode_message(message)
         frames_bytes = sum(map(len, frames))
         size = len(encoded) + len(uid) + _MESSAGE_OVERHEAD_BYTES + frames_bytes
@@ -73,19 +73,17 @@ class PeerLink:
         self._entries.append((uid, encoded, frames_bytes))
         self._frames.extend(frames)
         self._pending_bytes += size
-        if not self._flushing:
+        if now:
+            self._flush_now()
+        elif not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
         return True
 
-    def flush(self) -> None:
-        """Lets what was said go now, not at the end of the turn."""
-        if self._entries and self._carrier.is_open:
-            self._flush_now()
-
     def _flush(self) -> None:
         self._flushing = False
-        self.flush()
+        if self._entries and self._carrier.is_open:
+            self._flush_now()
 
     def _flush_now(self) -> None:
         entries, frames = self._entries, self._frames
@@ -226,15 +224,14 @@ class Peers:
                 self._dialers[broker] = loop.create_task(self._dial(broker), name=f"peer {broker}")
         self._watch()
 
-    def send(self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Buffer] = ()) -> bool:
-        """False: there is no link or it is full, and the message is dropped. Frames must not change until they left."""
-        link = self._links.get(broker)
-        return link is not None and link.send(uid, message, frames)
+    def send(
+        self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Buffer] = (), *, now: bool = False
+    ) -> bool:
+        """False: there is no link or it is full, and the message is dropped. Frames must not change until they left.
 
-    def flush(self) -> None:
-        """Lets go what was said in this turn: somebody waits for it."""
-        for link in self._links.values():
-            link.flush()
+        `now`: somebody waits for it, and it goes with what was said to that broker in this turn before."""
+        link = self._links.get(broker)
+        return link is not None and link.send(uid, message, frames, now)
 
     async def close(self) -> None:
         self._closed = True

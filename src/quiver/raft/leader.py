@@ -99,6 +99,17 @@ class Leader:
         elif isinstance(message, HeartbeatReply):
             self._on_heartbeat_reply(message, progress)
 
+    def is_late(self, message: AppendReply) -> bool:
+        raft, progress = self._raft, self.progress.get(message.sender)
+        return (
+            progress is not None
+            and message.accepted
+            and message.match <= raft.commit
+            and progress.way is Way.REPLICATING
+            and progress.next > raft.terms.last
+            and not self._transfer_to
+        )
+
     def link_changed(self, peer: int) -> None:
         """What was sent to it may be lost."""
         if peer in self.progress:
@@ -122,12 +133,15 @@ class Leader:
 
     def resign(self) -> None:
         """Wakes the others, and asks the one that has most to take over."""
-        raft = self._raft
         self._beat()
+        if best := self.best_voter():
+            self._raft.outbox.append(TimeoutNow(self._raft.me, best, self._raft.term))
+
+    def best_voter(self) -> int:
+        """The one that has most of those that can be reached; 0 when there is none."""
+        raft = self._raft
         voters = [peer for peer in raft.membership.voters if peer in self.progress and peer not in raft.down]
-        if voters:
-            best = max(voters, key=lambda peer: self.progress[peer].match)
-            raft.outbox.append(TimeoutNow(raft.me, best, raft.term))
+        return max(voters, key=lambda peer: self.progress[peer].match, default=0)
 
     @property
     def due_ms(self) -> int:
@@ -160,7 +174,9 @@ class Leader:
         first = progress.next
         prev_term = raft.terms.term_at(first - 1)
         assert prev_term is not None
-        memberships = tuple(found for found in raft.memberships if first <= found[0] <= last)
+        memberships: tuple[tuple[int, Membership], ...] = ()
+        if raft.membership_index >= first:
+            memberships = tuple(found for found in raft.memberships if first <= found[0] <= last)
         terms = raft.terms.runs(first, last)
         raft.outbox.append(
             Append(raft.me, peer, raft.term, first - 1, prev_term, last, raft.commit, terms, memberships)
@@ -209,7 +225,8 @@ class Leader:
             raise AssertionError(f"replica {message.sender} has entry {message.match}, which this leader has not made")
         if progress.accepted(message.match):
             self._active_ms = raft.now_ms
-            self.advance_commit()
+            if message.match > raft.commit:
+                self.advance_commit()
         if progress.way is not Way.INSTALLING:
             self._installing_ms.pop(message.sender, None)
         if self._transfer_to == message.sender:
@@ -235,7 +252,9 @@ class Leader:
     def advance_commit(self) -> None:
         """Commits what a majority has on disk."""
         raft = self._raft
-        agreed = raft.membership.agreed({raft.me: raft.synced_index, **{p: x.match for p, x in self.progress.items()}})
+        match = {peer: progress.match for peer, progress in self.progress.items()}
+        match[raft.me] = raft.synced_index
+        agreed = raft.membership.agreed(match)
         if agreed > raft.commit and raft.terms.term_at(agreed) == raft.term:
             raft.commit = agreed
             self._begin_reads()

@@ -33,8 +33,7 @@ class Membership(Struct, array_like=True, frozen=True):
         """The highest index that a majority has reached."""
         if not self.voters:
             return 0
-        reached = sorted((match.get(voter, 0) for voter in self.voters), reverse=True)
-        return reached[self.majority - 1]
+        return sorted([match.get(voter, 0) for voter in self.voters])[-self.majority]
 
     def is_one_step_from(self, other: Membership) -> bool:
         return len(set(self.voters) ^ set(other.voters)) <= 1

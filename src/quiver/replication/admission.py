@@ -48,8 +48,10 @@ class Admission:
         self._tries = 0  # to hand over by this order
         self._tried_ms = 0
 
-    def asked(self, replica: int) -> None:
+    def asked(self, replica: int, raft: Raft) -> None:
         self._newcomers[broker_of(replica)] = replica
+        if raft.quiet and broker_of(raft.leader_id) == broker_of(replica):
+            raft.wake()  # the leader that it was is no more, and in a quiet group nobody else would tell
 
     def order(self, epoch: int, brokers: Sequence[int]) -> None:
         """Holds until the next one, or until this replica no longer leads."""

@@ -20,7 +20,7 @@ from quiver.log.checkpoint import LogStart, encode_checkpoint
 from quiver.log.disk import Disk
 from quiver.log.partition_log import PartitionLog
 from quiver.log.segment import read_entries
-from quiver.raft import AnyMessage, Append, Snapshot
+from quiver.raft import AnyMessage, Append, Raft, Snapshot
 from quiver.raft.messages import AppendReply, Repair, RepairReply
 from quiver.replication.frame_cache import Buffer, FrameCache
 from quiver.replication.group import broker_of, decode_membership
@@ -35,23 +35,20 @@ _PART_TRIES_MAX: Final = 100
 
 
 class Transport(Protocol):
-    def send(self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Buffer] = ()) -> bool:
-        """Hands a message over, or drops it. It may wait for others of the same turn."""
-        ...
-
-    def flush(self) -> None:
-        """Lets go what waits."""
+    def send(
+        self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Buffer] = (), *, now: bool = False
+    ) -> bool:
+        """Hands a message over, or drops it. It may wait for others of the same turn, unless it is to go now."""
         ...
 
 
 class NoTransport:
     """Of a group of one."""
 
-    def send(self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Buffer] = ()) -> bool:
+    def send(
+        self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Buffer] = (), *, now: bool = False
+    ) -> bool:
         return False
-
-    def flush(self) -> None:
-        return
 
 
 class AppendSender:
@@ -92,24 +89,32 @@ class AppendSender:
         return first
 
     def send_all(self, messages: list[AnyMessage]) -> None:
-        """Entries and acknowledgements go at once: a produce waits for them, and the flush that comes next may run on
-        this thread. Followers must have the entries first, or the syncs would follow each other."""
         for message in messages:
             self.send(message)
-            if isinstance(message, (Append, AppendReply)):
-                self._transport.flush()
 
     def send(self, message: AnyMessage) -> None:
+        """Entries and acknowledgements go at once: a produce waits for them, and the flush that comes next may run on
+        this thread. Followers must have the entries first, or the syncs would follow each other."""
         if isinstance(message, Append) and message.last > message.prev_index:
             frames = self.cache.get(message.prev_index + 1, message.last)
             if frames is None or message.to in self._last:
                 self._send_in_turn(message, frames)
             else:
-                self._put(message, frames)
+                self._put(message, frames, now=True)
         elif isinstance(message, Snapshot):
             self._send_snapshot(message)
         else:
-            self._put(message)
+            self._put(message, now=isinstance(message, (Append, AppendReply)))
+
+    def tidy(self, raft: Raft) -> None:
+        """Forgets frames that nobody will be sent from memory."""
+        if self.cache:
+            leader, needed = raft.leader, self._log.next_index
+            if leader is not None:
+                for peer, progress in leader.progress.items():
+                    if progress.match + 1 < needed and peer not in raft.down:
+                        needed = progress.match + 1
+            self.cache.drop_below(needed, self._log.synced_index)
 
     def answer_repair(self, request: Repair, commit: int) -> None:
         """Sends the frame of a committed entry to a replica that lost it."""
@@ -138,17 +143,16 @@ class AppendSender:
         """As fast as the link takes them. One that takes nothing for long is left; the core begins again."""
         for message, piece in parts:
             for _ in range(_PART_TRIES_MAX):
-                if self._put(message, [piece]):
+                if self._put(message, [piece], now=True):
                     break
                 await asyncio.sleep(_LINK_FULL_S)
             else:
                 logger.warning("snapshot_not_sent uid=%s to=%d part=%d", self._uid, message.to, message.part)
                 return
-            self._transport.flush()
             await asyncio.sleep(0)  # what else is to be sent goes in between
 
-    def _put(self, message: AnyMessage, frames: Sequence[Buffer] = ()) -> bool:
-        return self._transport.send(broker_of(message.to), self._uid, message, frames)
+    def _put(self, message: AnyMessage, frames: Sequence[Buffer] = (), *, now: bool = False) -> bool:
+        return self._transport.send(broker_of(message.to), self._uid, message, frames, now=now)
 
     def _send_in_turn(self, message: Append, frames: Sequence[Buffer] | None) -> None:
         """Appends to one peer leave in their order, also when some must be read first: it would refuse what comes too

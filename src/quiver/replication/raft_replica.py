@@ -1,8 +1,8 @@
 """Drives the Raft core for one partition: its log, its disk, its peers. Takes the place of `SoloReplica`.
 
 It does the duties that `quiver.raft` lists. Rule: everything here runs in the partition's owner, but for disk work in
-threads; messages, ticks and finished disk work only wake the owner. While the core waits for the disk (term and vote, a
-truncation behind a write), inputs wait too.
+threads; messages, ticks and finished disk work only wake the owner. An acknowledgement of which nothing comes is noted
+at once. While the core waits for the disk (term and vote, a truncation behind a write), inputs wait too.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 
 from quiver.clock import Clock
 from quiver.errors import CorruptLogError, DiskFullError, LogFailedError, NotLeaderError
 from quiver.log.checkpoint import Checkpoint
 from quiver.log.disk import Disk
-from quiver.log.flusher import Flusher, FlushPolicy
+from quiver.log.flusher import Flusher, FlushPolicy, HardStateSaver
 from quiver.log.partition_log import PartitionLog
 from quiver.log.slots import HardStateFile
 from quiver.raft import AnyMessage, Install, Membership, Raft, Ready, Truncate
-from quiver.raft.messages import Join, Repair
+from quiver.raft.messages import AppendReply, Join, Repair
 from quiver.replication.admission import Admission, HandOver, Step
 from quiver.replication.append_sender import AppendSender, with_body
 from quiver.replication.group import LogView, broker_of, encode, summarise
@@ -55,7 +55,6 @@ class RaftReplica:
         seat, directory, settings, transport, self._on_damage = setup
         self.seat = seat
         self._log = log
-        self._writers = writers
         self._clock = clock
         self._wake = wake
         self._owner = owner
@@ -64,13 +63,13 @@ class RaftReplica:
         self._parts = SnapshotParts(seat.me)
         self._work = LogWork(seat.uid, log, self._sender.cache, clock, owner, self._damaged)
         self._flusher = Flusher(writers, policy, wake)
-        self._hard_state = HardStateFile(disk, directory)
+        hard_state = HardStateFile(disk, directory)
+        self._saver = HardStateSaver(hard_state, writers, wake)
         self._inputs: deque[AnyMessage] = deque()
         self._links: deque[tuple[int, bool]] = deque()
         self._todo: Ready | None = None
         self._end_before = 0  # `commit_end` before the inputs that led to it
-        self._saving: Future[None] | None = None
-        self._led_term = 0  # the term in which the owner was told that it leads
+        self._led_term = self._settled_term = 0  # in which the owner was told that it leads; knows what was committed
         self._full_until_s = 0.0
         self._ask_at_s = 0.0
         self.admission = Admission(seat.admits)
@@ -84,7 +83,7 @@ class RaftReplica:
         self.raft = Raft(
             seat.me,
             settings,
-            self._hard_state.value,
+            hard_state.value,
             view.terms,
             view.memberships,
             min(log.checkpoint.index, log.next_index - 1),
@@ -98,10 +97,12 @@ class RaftReplica:
     @property
     def leads(self) -> bool:
         """True when proposals are taken: it leads and has applied all that earlier leaders committed."""
-        leader = self.raft.leader
-        if leader is None or self._todo is not None or self._led_term != self.raft.term:
+        raft = self.raft
+        if raft.leader is None or self._todo is not None or self._led_term != raft.term:
             return False
-        return self.commit_end > leader.first_index
+        if self._settled_term != raft.term and self.commit_end > raft.leader.first_index:
+            self._settled_term = raft.term
+        return self._settled_term == raft.term
 
     @property
     def is_settling(self) -> bool:
@@ -114,11 +115,16 @@ class RaftReplica:
         return broker_of(self.raft.leader_id)
 
     @property
+    def is_replacing(self) -> bool:
+        """A snapshot waits for the disk: what the group knows is of another log than the one that is still here."""
+        return self._todo is not None and any(isinstance(work, Install) for work in self._todo.work)
+
+    @property
     def commit_end(self) -> int:
         """End, exclusive, of what is committed and can be read here."""
         raft = self.raft
         # While a truncation or a snapshot waits for the disk, the log still has what they replace.
-        if raft.failed or (self._todo is not None and any(isinstance(work, Install) for work in self._todo.work)):
+        if raft.failed or (self._todo is not None and self.is_replacing):
             return self._end_before
         return min(raft.commit + 1, raft.synced_index + 1, self._log.synced_index)
 
@@ -128,8 +134,7 @@ class RaftReplica:
 
     def propose(self, entry: Entry) -> FrameHeader:
         self.check_leads()
-        _, term = self.raft.propose()
-        return self._work.append(term, entry)
+        return self._work.append(self.raft.propose()[1], entry)
 
     def read(self) -> asyncio.Future[int]:
         """The index up to which one must have applied to answer as of now; proves that this replica still leads."""
@@ -141,12 +146,8 @@ class RaftReplica:
 
     def transfer(self) -> None:
         """Hands leadership to the follower that has most, if there is one."""
-        raft, leader = self.raft, self.raft.leader
-        if leader is None:
-            return
-        voters = [peer for peer in raft.membership.voters if peer in leader.progress and peer not in raft.down]
-        if voters:
-            raft.transfer(max(voters, key=lambda peer: leader.progress[peer].match))
+        if self.raft.leader is not None and (best := self.raft.leader.best_voter()):
+            self.raft.transfer(best)
             self._wake()
 
     async def until_follower(self) -> None:
@@ -166,13 +167,19 @@ class RaftReplica:
 
     # -- inputs, from the broker's loop --------------------------------------------------------------------------
 
-    def receive(self, message: AnyMessage, frames: memoryview) -> None:
-        """A message of a peer. Frames that are not whole are not for us: the sender will send them again."""
+    def receive(self, message: AnyMessage, frames: memoryview) -> bool:
+        """A message of a peer; True when the owner is to have a turn for it. Frames that are not whole are not for us:
+        the sender will send them again."""
+        raft = self.raft
         if isinstance(message, Repair):
-            self._sender.answer_repair(message, self.raft.commit)
+            self._sender.answer_repair(message, raft.commit)
+        elif isinstance(message, AppendReply) and not self._todo and not self._inputs and raft.is_late(message):
+            raft.step(message, raft.now_ms)
         elif (whole := with_body(message, frames, self.seat.uid, self._parts)) is not None:
             self._inputs.append(whole)
             self._wake()
+            return True
+        return False
 
     def link_changed(self, broker: int, up: bool) -> None:
         self._links.append((broker, up))
@@ -198,9 +205,8 @@ class RaftReplica:
         while True:
             failure = self._take_flush() or failure
             if self._todo is None:
-                self._end_before = self.commit_end
                 if not fed:
-                    fed = True
+                    fed, self._end_before = True, self.commit_end
                     self._feed()
                 self._todo = self.raft.ready()
             if self._todo is not None:
@@ -212,11 +218,12 @@ class RaftReplica:
                     failure = error
                 self._todo = None
                 self._watch_leadership()
-                continue
+                if not fed or self.raft.failed:
+                    continue  # with what waited meanwhile, or with its last words
             if self._flusher.is_busy or (job := self._log.begin_flush()) is None:
                 break
             self._flusher.start(job)
-        self._tidy()
+        self._sender.tidy(self.raft)
         return failure
 
     def _take_flush(self) -> DiskFullError | LogFailedError | None:
@@ -240,6 +247,7 @@ class RaftReplica:
 
     def _fail(self) -> None:
         """The disk has failed: what the core still wanted to say, a vote perhaps, is not said."""
+        self._end_before = self.commit_end
         todo, self._todo = self._todo, None
         self.raft.fail()
         reads = [] if todo is None else [*todo.reads, *((future, None) for future in todo.lost_reads)]
@@ -255,8 +263,7 @@ class RaftReplica:
 
     def _rewind(self, error: DiskFullError) -> None:
         """The disk took nothing of the tail: this replica is shorter now and must not lead."""
-        todo = self._todo
-        replaced = todo is not None and any(isinstance(work, Install) for work in todo.work)
+        todo, replaced = self._todo, self.is_replacing
         if todo is not None and not replaced:
             for work in todo.work:
                 if isinstance(work, Truncate):
@@ -281,7 +288,7 @@ class RaftReplica:
         while self._inputs:
             message = self._inputs.popleft()
             if isinstance(message, Join):
-                self.admission.asked(message.sender)
+                self.admission.asked(message.sender, raft)
             else:
                 raft.step(message, raft.now_ms)
         if not raft.may_lead and self._clock.monotonic_s() >= self._full_until_s:
@@ -297,8 +304,13 @@ class RaftReplica:
 
     def _perform(self, todo: Ready) -> bool:
         """False: it must wait for the disk, and goes on when woken."""
-        if todo.hard_state is not None and not self._save(todo):
-            return False
+        if todo.hard_state is not None:
+            try:
+                if not self._saver.save(todo.hard_state):
+                    return False
+            except Exception as error:
+                raise self._log.stop(error) from error
+            todo.hard_state = None
         while todo.work:
             work = todo.work[0]
             if isinstance(work, (Truncate, Install)) and not self._is_flushed():
@@ -313,20 +325,6 @@ class RaftReplica:
         if todo.lost_reads:
             lost = NotLeaderError("this replica stopped leading", leader=self.leader)
             refuse([(future, None) for future in todo.lost_reads], lost)
-        return True
-
-    def _save(self, todo: Ready) -> bool:
-        assert todo.hard_state is not None
-        if self._saving is None:
-            loop = asyncio.get_running_loop()
-            self._saving = self._writers.submit(self._hard_state.write, todo.hard_state)
-            self._saving.add_done_callback(lambda _: loop.call_soon_threadsafe(self._wake))
-        if not self._saving.done():
-            return False
-        error, self._saving = self._saving.exception(), None
-        if error is not None:
-            raise self._log.stop(error)
-        todo.hard_state = None
         return True
 
     def _ask_to_join(self) -> None:
@@ -363,14 +361,6 @@ class RaftReplica:
             logger.info("leading uid=%s term=%d", self.seat.uid, term)
         self._led_term = term
 
-    def _tidy(self) -> None:
-        if not self._sender.cache:
-            return
-        leader, needed = self.raft.leader, self._log.next_index
-        if leader is not None:
-            needed = min([p.match + 1 for peer, p in leader.progress.items() if peer not in self.raft.down] or [needed])
-        self._sender.cache.drop_below(needed, self._log.synced_index)
-
     # -- membership ----------------------------------------------------------------------------------------------
 
     def set_replicas(self, epoch: int, brokers: Sequence[int]) -> tuple[Membership, bool]:
@@ -394,7 +384,10 @@ class RaftReplica:
 
     async def close(self) -> None:
         """Waits for the disk work under way. What was not committed by then was not acknowledged."""
+        if self.raft.leader is not None:  # nobody took over, and where the broker lives on nobody would miss a leader
+            self.raft.fail()
+            if (last_words := self.raft.ready()) is not None:
+                self._sender.send_all(last_words.messages)
         await self._sender.close()
         await self._flusher.wait()
-        if self._saving is not None:
-            await asyncio.wait([asyncio.wrap_future(self._saving)])
+        await self._saver.wait()

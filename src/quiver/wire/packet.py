@@ -69,14 +69,15 @@ class PacketReader:
             self._large_end += count
             if self._large_end < len(self._large):
                 return []
-            packet = _decode(memoryview(self._large))
+            _, prefix = self._prefix(self._large, 0)
+            packet = _packet(prefix, memoryview(self._large)[PREFIX_BYTES:])
             self._large = None
             return [packet]
         end = self._end + count
         packets: list[Packet] = []
         start = 0
         while end - start >= PREFIX_BYTES:
-            total = self._total_bytes(start)
+            total, prefix = self._prefix(self._buffer, start)
             if end - start < total:
                 if total > len(self._buffer):
                     self._large = self._memory(total)
@@ -84,23 +85,24 @@ class PacketReader:
                     self._large[: self._large_end] = memoryview(self._buffer)[start:end]
                     start = end
                 break
-            packets.append(_decode(memoryview(self._buffer[start : start + total])))
+            packets.append(_packet(prefix, memoryview(self._buffer[start + PREFIX_BYTES : start + total])))
             start += total
         if start and start < end:
             self._buffer[: end - start] = self._buffer[start:end]
         self._end = end - start
         return packets
 
-    def _total_bytes(self, start: int) -> int:
-        length, header_length, _, _, _, zeros = _PREFIX.unpack_from(self._buffer, start)
+    def _prefix(self, buffer: bytearray | memoryview, start: int) -> tuple[int, tuple[int, ...]]:
+        """(bytes of the whole packet, what its prefix says). Raises ProtocolError."""
+        prefix = _PREFIX.unpack_from(buffer, start)
+        length, header_length, _, _, _, zeros = prefix
         if length > self.packet_bytes_max:
             raise ProtocolError(f"a packet of {length} bytes is over the limit of {self.packet_bytes_max}")
         if header_length > length or zeros:
             raise ProtocolError("these bytes are not a packet")
-        return PREFIX_BYTES + int(length)
+        return PREFIX_BYTES + int(length), prefix
 
 
-def _decode(raw: memoryview) -> Packet:
-    _, header_length, correlation, kind, flags, _ = _PREFIX.unpack_from(raw)
-    body = PREFIX_BYTES + header_length
-    return Packet(kind, flags, correlation, raw[PREFIX_BYTES:body], raw[body:])
+def _packet(prefix: tuple[int, ...], body: memoryview) -> Packet:
+    _, header_length, correlation, kind, flags, _ = prefix
+    return Packet(kind, flags, correlation, body[:header_length], body[header_length:])

@@ -15,6 +15,7 @@ from quiver.broker.partition import Partition
 from quiver.broker.server import Broker
 from quiver.config import BrokerSettings
 from quiver.errors import DiskFullError, QuiverError
+from quiver.log.flush import CheckpointJob
 from quiver.manager.quorum import MetadataQuorum
 from quiver.raft.messages import AnyMessage, decode_message
 from quiver.replication.frame_cache import Buffer
@@ -27,6 +28,7 @@ from quiver.testing.sim.world import VirtualClock, VirtualLoop, World
 from quiver.wire.messages import CreateTopic, HostTopic, Produce
 
 _EPOCH_US = 1_700_000_000_000_000
+_CHECKPOINT_S_MAX = 0.5  # they are large, and much may happen meanwhile
 
 OnSend = Callable[["Node", str, AnyMessage, Sequence[Buffer]], None]
 
@@ -50,12 +52,11 @@ class SimulatedPeers:
         self.on_read: Callable[[], None] = lambda: None
         self.on_link: Callable[[int, bool], None] = lambda broker, up: None
 
-    def send(self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Buffer] = ()) -> bool:
+    def send(
+        self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Buffer] = (), *, now: bool = False
+    ) -> bool:
         node = self._node
         return node.life == self._life and node.is_alive and node.send(broker, uid, message, frames)
-
-    def flush(self) -> None:
-        pass
 
     async def close(self) -> None:
         pass
@@ -146,8 +147,11 @@ class Node:
         self._executors.append(executor)
         return executor
 
-    def _disk_latency_s(self) -> float:
-        return (0.0002 + self._chance.random() * 0.002) * self.slowness
+    def _disk_latency_s(self, job: Callable[..., Any]) -> float:
+        latency_s = (0.0002 + self._chance.random() * 0.002) * self.slowness
+        if isinstance(getattr(job, "__self__", None), CheckpointJob) and self._chance.random() < 0.2:
+            latency_s += self._chance.random() * _CHECKPOINT_S_MAX
+        return latency_s
 
     def die(self, power_cut: bool) -> None:
         """The process ends where it is; with a power cut the page cache goes too."""

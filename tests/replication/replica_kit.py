@@ -1,21 +1,18 @@
-"""A snapshot that arrives while a check-point is being written in a thread: the snapshot holds."""
+"""A partition's replica, or a manager's, alone on a simulated disk; a test says what its peers say."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-
-import pytest
 
 from quiver.broker.partition import Partition
 from quiver.clock import SystemClock
 from quiver.config import LogSettings, RaftSettings
 from quiver.errors import CorruptLogError
 from quiver.log.checkpoint import Checkpoint, LogStart, encode_checkpoint
-from quiver.log.flush import CheckpointJob
 from quiver.log.partition_log import PartitionLog
 from quiver.manager.quorum import MetadataQuorum
 from quiver.metadata.store import Store, sqlite_url
@@ -27,7 +24,6 @@ from quiver.replication.seat import RaftSetup, Seat
 from quiver.testing.faulty_disk import FaultyDisk
 from quiver.wire.frame import Entry, Kind, encode_frame, stamp
 from tests.broker.kit import InlineExecutor
-from tests.manager.kit import until
 
 T = TypeVar("T")
 
@@ -41,20 +37,23 @@ GROUP = Membership((LEADER, ME, OTHER))
 SNAPSHOT = Checkpoint(500, 3, 0, b"", LogStart(500, 3, 0))
 
 
-class CheckpointsHeld(InlineExecutor):
-    """Runs every job at once but those that write a check-point: these when the test says so."""
+class Held(InlineExecutor):
+    """Runs every job at once but those of one kind: these when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type | None) -> None:
+        self.kind = kind
         self.held: list[tuple[Callable[[], Any], Future[Any]]] = []
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        if not isinstance(getattr(fn, "__self__", None), CheckpointJob):
+        if self.kind is None or not isinstance(getattr(fn, "__self__", None), self.kind):
             return super().submit(fn, *args, **kwargs)
         future: Future[T] = Future()
-        self.held.append((fn, future))
+        self.held.append((partial(fn, *args, **kwargs), future))
         return future
 
     def release(self) -> None:
+        """These, and all that come."""
+        self.kind = None
         for job, future in self.held:
             future.set_result(job())
         self.held = []
@@ -66,12 +65,11 @@ class Leader:
     def __init__(self) -> None:
         self.told: list[AnyMessage] = []
 
-    def send(self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Any] = ()) -> bool:
+    def send(
+        self, broker: int, uid: str, message: AnyMessage, frames: Sequence[Any] = (), *, now: bool = False
+    ) -> bool:
         self.told.append(message)
         return True
-
-    def flush(self) -> None:
-        return
 
     def append(self, replica: RaftReplica, count: int) -> None:
         entry = Entry.control(Kind.NOOP, b"")
@@ -89,9 +87,9 @@ class Leader:
 class Follower:
     """A partition's replica, or a manager's, on a simulated disk."""
 
-    def __init__(self, kind: str, path: Path) -> None:
+    def __init__(self, kind: str, path: Path, writers: Held) -> None:
         self.disk = FaultyDisk(0)
-        self.writers = CheckpointsHeld()
+        self.writers = writers
         self.leader = Leader()
         seat = Seat(UID, ME, GROUP.voters)
         self.owner: Partition | MetadataQuorum
@@ -117,22 +115,3 @@ class Follower:
 
 def _undamaged(error: CorruptLogError) -> None:
     raise error
-
-
-@pytest.mark.parametrize("kind", ["partition", "manager"])
-def test_a_check_point_under_way_does_not_replace_the_snapshot_that_came_meanwhile(kind: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        follower = Follower(kind, tmp_path)
-        leader, replica, writers = follower.leader, follower.replica, follower.writers
-        await follower.start()
-        leader.append(replica, 5)
-        await until(lambda: leader.was_told(5) and writers.held)
-        leader.snapshot(replica)
-        await until(lambda: replica.raft.commit == SNAPSHOT.start.index)
-        writers.release()
-        await until(lambda: leader.was_told(SNAPSHOT.start.index) and not replica._log.is_checkpointing)
-        assert replica._log.checkpoint.generation == 1
-        await follower.owner.stop()
-        assert PartitionLog(follower.disk, DIRECTORY, LOG).checkpoint == replica._log.checkpoint
-
-    asyncio.run(scenario())
