@@ -11,7 +11,7 @@ from quiver.testing.sim.world import VirtualLoop, World
 
 def made() -> tuple[World, SimulatedExecutor]:
     world = World()
-    return world, SimulatedExecutor(VirtualLoop(world, "a"), lambda: 0.5)
+    return world, SimulatedExecutor(VirtualLoop(world, "a"), lambda job: 0.5)
 
 
 def run(world: World, until_s: float) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,9 @@ PLANTS_SHOWN: dict[str, Callable[[int], Play]] = {
             "dedup-not-rebuilt",
             "position-moves-back",
             "fence-not-checked",
+            "moved-back-same-name",
+            "stale-word-obeyed",
+            "room-taken-for-entries",
         ),
         BrokersPlay,
     ),
@@ -85,6 +90,12 @@ def test_a_plant_leaves_nothing_behind() -> None:
         with planted(name):
             assert [getattr(target, attribute) for target, attribute, _ in patches] != before
         assert [getattr(target, attribute) for target, attribute, _ in patches] == before
+
+
+def test_the_documents_tell_of_every_planted_bug() -> None:
+    table = (Path(__file__).parents[2] / "docs/simulation.md").read_text().partition("## Planted bugs")[2]
+    told = {row[1]: row[2] for row in re.finditer(r"^\| `([a-z-]+)` \| (.+?) \|", table, re.MULTILINE)}
+    assert told == {name: found.what for name, found in PLANTS.items()}
 
 
 def test_at_least_twenty_bugs_are_planted() -> None:

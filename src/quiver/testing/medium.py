@@ -56,10 +56,16 @@ class Inode:
         return len(self.cache)
 
     def sync(self) -> None:
+        """Room that was cut off is not data: a power cut may still bring it back."""
         self._note()
+        before = bytes(self.medium) if any(isinstance(change, Resize) for change in self.unsynced) else b""
         for change in self.unsynced:
             _apply(self.medium, change)
         self.unsynced = []
+        room = before[len(self.medium) :]
+        if room and not room.strip(b"\0"):
+            self.unsynced = [Resize(len(self.medium))]
+            self.medium += room
 
     def settle(self, chance: random.Random) -> None:
         """Lets chance decide how much of what is unsynced reached the medium."""

@@ -127,6 +127,8 @@ class Producer:
         self._epoch = 0
         self._sequence = 0
         self._leader = clients.any_node()
+        # Who is impatient finds a new leader while the old one does not know yet that it is replaced.
+        self._patience_s = 0.5 if producer_id % 2 else 0.15
         self._log: ProducerLog = clients.history.producer(f"p{producer_id}")
         self._stamp = 0
         self.is_done = False
@@ -186,7 +188,7 @@ class Producer:
             batch.sequence,
         )
         try:
-            reply, _ = await self._clients.call(self._leader, request, batch.payload, timeout_s=0.5)
+            reply, _ = await self._clients.call(self._leader, request, batch.payload, timeout_s=self._patience_s)
         except QuiverError as error:
             return error
         found: ProduceReply = reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from quiver.broker.partition import Partition
 from quiver.errors import CorruptLogError, LogFailedError
@@ -47,6 +48,7 @@ class Cluster:
         self.at_risk: dict[int, None] = {}  # nodes that lost something they had acknowledged, and are not whole again
         self.flipped: dict[int, None] = {}  # nodes with a flipped bit
         self.placement = Placement(trace)
+        self._heard: dict[tuple[int, int], Any] = {}  # node and life -> what it knows of the topic
         for node_id in range(1, plan.brokers + 1):
             node = self._make_node(node_id)
             node.clock_rate = 1 + chance.uniform(-plan.clock_spread, plan.clock_spread)
@@ -85,9 +87,12 @@ class Cluster:
                 found.append((node, partition, partition.raft.raft))
         return found
 
+    def leading(self, uid: str) -> list[tuple[Node, Partition, Raft]]:
+        """All that believe to lead that group."""
+        return [found for found in self.replicas(uid) if found[2].leader is not None and not found[2].failed]
+
     def leader(self, uid: str) -> tuple[Node, Partition, Raft] | None:
-        leading = [found for found in self.replicas(uid) if found[2].leader is not None and not found[2].failed]
-        return max(leading, key=lambda found: found[2].term, default=None)
+        return max(self.leading(uid), key=lambda found: found[2].term, default=None)
 
     def is_whole(self, node: Node) -> bool:
         """In each group that counts it, it has what is committed; and no group lacks a voter."""
@@ -121,6 +126,16 @@ class Cluster:
             if self.is_whole(self.nodes[other]):
                 del self.at_risk[other]
         return len({**self.at_risk, node.id: None}) <= (self.plan.replicas - 1) // 2
+
+    def check_orders(self, node: Node) -> None:
+        """What a broker was told of where replicas should be is never replaced by what was said before."""
+        now = node.hosting.catalog.topics.get(TOPIC)
+        before = self._heard.get((node.id, node.life))
+        if now is before or now is None:
+            return
+        self._heard[node.id, node.life] = now
+        if before is not None and any(new < old for old, new in zip(before.epochs, now.epochs, strict=False)):
+            raise Violation("newest word", f"{node.name} goes back from the epochs {before.epochs} to {now.epochs}")
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from quiver.errors import (
@@ -15,6 +16,7 @@ from quiver.errors import (
 )
 from quiver.testing.history import Reader
 from quiver.testing.sim.clients import Clients, leader_after
+from quiver.testing.sim.cluster import Cluster
 from quiver.testing.sim.compaction import offsets_in
 from quiver.testing.sim.ledger import is_same
 from quiver.testing.sim.world import Violation
@@ -46,6 +48,37 @@ def take_frames(
                 records.append(Record(topic, partition, at, header.timestamp_min, None, value))
         end = max(end, header.next_offset)
     return records, end
+
+
+async def check_end(clients: Clients, node: int, topic: str, partition: int) -> None:
+    """Asks where it ends: not before what anybody was told when this was asked."""
+    known = clients.ends.get((topic, partition), 0)
+    reply, _ = await clients.call(node, ListOffset(topic, partition, OFFSET_LATEST), timeout_s=1.0)
+    if reply.offset < known:
+        detail = f"the end of {topic}-{partition} is said to be {reply.offset}, {known} was known before"
+        raise Violation("stale", detail)
+
+
+class Asker:
+    """Asks where a partition ends, of whoever believes to lead it; when several do, of those that are replaced."""
+
+    def __init__(self, clients: Clients, cluster: Cluster, topic: str, partition: int) -> None:
+        self._clients = clients
+        self._cluster = cluster
+        self._topic = topic
+        self._partition = partition
+        self.is_done = False
+
+    async def run(self) -> None:
+        clients = self._clients
+        while not clients.stopping:
+            found = self._cluster.leading(clients.uids[self._topic, self._partition])
+            leading = [(raft.term, node.id) for node, _, raft in found]
+            if leading:
+                with contextlib.suppress(QuiverError):
+                    await check_end(clients, min(leading)[1], self._topic, self._partition)
+            await clients.pause(0.01 if len(leading) > 1 else 0.1)
+        self.is_done = True
 
 
 class Consumer:
@@ -172,11 +205,7 @@ class Consumer:
         return found
 
     async def _list_offset(self) -> None:
-        clients, place = self._clients, (self._topic, self._partition)
-        known = clients.ends.get(place, 0)
-        reply, _ = await clients.call(self._node, ListOffset(*place, OFFSET_LATEST))
-        if reply.offset < known:
-            raise Violation("stale", f"the end of {place} is said to be {reply.offset}, {known} was known before")
+        await check_end(self._clients, self._node, self._topic, self._partition)
 
     async def _open_again(self) -> None:
         found = await self._find_position()

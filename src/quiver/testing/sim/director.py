@@ -67,6 +67,7 @@ class Director:
         self._clients = clients
         self._placement = placement
         self._asked: dict[str, int] = {}  # by uid: who may lead it
+        self._words: list[HostTopic] = []  # the last ones
         self.is_done = False
 
     async def run(self) -> None:
@@ -75,14 +76,17 @@ class Director:
             for one in self._placement.partitions:
                 if one.moving:
                     await self._order(one)
-            if clients.chance.random() < 0.5:
-                await self._tell(clients.any_node())
+            await self._tell(clients.any_node())
             await clients.pause(_REPEAT_S)
         self.is_done = True
 
     async def _tell(self, node: int) -> None:
         word = self._placement.word
         if isinstance(word, HostTopic):
+            if [word] != self._words[-1:]:
+                self._words = [*self._words[-4:], word]
+            if self._clients.chance.random() < 0.2:
+                word = self._clients.chance.choice(self._words)  # of a manager that has not heard that another leads
             with contextlib.suppress(QuiverError):  # it is told again
                 await self._clients.call(node, word)
 

@@ -21,7 +21,7 @@ _STEPS_MAX = 5  # changes and syncs of an interrupted job that still happened
 class SimulatedExecutor(Executor):
     """`latency_s` is asked for each job."""
 
-    def __init__(self, loop: VirtualLoop, latency_s: Callable[[], float]) -> None:
+    def __init__(self, loop: VirtualLoop, latency_s: Callable[[Callable[..., Any]], float]) -> None:
         self._loop = loop
         self._latency_s = latency_s
         self._jobs: dict[Future[Any], Callable[[], Any]] = {}
@@ -29,7 +29,7 @@ class SimulatedExecutor(Executor):
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         future: Future[T] = Future()
         self._jobs[future] = lambda: fn(*args, **kwargs)
-        self._loop.world.after(self._latency_s(), self._loop, self._finish, future)
+        self._loop.world.after(self._latency_s(fn), self._loop, self._finish, future)
         return future
 
     def _finish(self, future: Future[Any]) -> None:

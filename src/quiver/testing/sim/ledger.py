@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -48,6 +49,7 @@ class Group:
     def __init__(self, uid: str) -> None:
         self.uid = uid
         self.entries: list[Committed] = []  # entry 1 first
+        self.commit_terms: list[int] = []  # the term in which each was committed
         self.frames: dict[tuple[int, int], bytes] = {}  # (index, term) -> checksums, of any that was sent
         self.leaders: dict[int, int] = {}  # term -> replica
         self.ruling: dict[int, list[Membership]] = {}  # term -> those its leader counted by, committed or not
@@ -146,11 +148,13 @@ class Ledger:
             raise Violation("1 one leader", detail)
 
     def _check_complete(self, node: Node, group: Group, raft: Raft) -> None:
-        """A new leader has all that is committed (§5.4)."""
-        if raft.terms.last < group.commit:
-            detail = f"{node.name} leads term {raft.term} with entries up to {raft.terms.last}, {group.commit} are"
-            raise Violation("2 committed stays", f"{detail} committed in {group.uid}")
-        for index in range(raft.terms.start + 1, group.commit + 1):
+        """A new leader has all that was committed in terms before its own (§5.4). One that learns late that it was
+        elected, because it was paused, need not have more."""
+        commit = bisect_left(group.commit_terms, raft.term)
+        if raft.terms.last < commit:
+            detail = f"{node.name} leads term {raft.term} with entries up to {raft.terms.last}, {commit} were"
+            raise Violation("2 committed stays", f"{detail} committed in {group.uid} before")
+        for index in range(raft.terms.start + 1, commit + 1):
             if raft.terms.term_at(index) != group.entries[index - 1].header.term:
                 raise Violation("2 committed stays", f"{node.name} leads term {raft.term} without entry {index}")
 
@@ -187,6 +191,7 @@ class Ledger:
         if header.index == group.commit + 1:
             self._check_majority(raft, group, header)
             self._enter(group, header, payload)
+            group.commit_terms.append(max(raft.term, group.commit_terms[-1] if group.commit_terms else 0))
         elif header.index > group.commit:
             raise Violation("2 committed stays", f"{node.name} applies {header.index}, {group.commit} are known")
         known = group.entries[header.index - 1]

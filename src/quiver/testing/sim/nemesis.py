@@ -19,6 +19,7 @@ class Nemesis:
         self._world = cluster.world
         self._chance = chance
         self._active = False
+        self._came_from: dict[str, list[int]] = {}  # by uid: the brokers that had it before
         self._faults = {
             "kill": self._kill,
             "power cut": self._power_cut,
@@ -118,10 +119,16 @@ class Nemesis:
             node.loop.turn(partition.raft.transfer, ())
 
     def _move(self) -> None:
-        """Orders a partition to other brokers, or back, also while it is on its way."""
+        """Orders a partition to other brokers, or back; now and then while it is on its way: most should arrive."""
         cluster = self._cluster
         uid = self._chance.choice([*cluster.uids.values()])
-        cluster.placement.move(uid, self._chance.sample([*cluster.nodes], cluster.plan.replicas))
+        now = cluster.placement.of(uid)
+        brokers = self._chance.sample([*cluster.nodes], cluster.plan.replicas)
+        if self._chance.random() < 0.5:
+            brokers = self._came_from.get(uid, brokers)
+        if not now.moving or self._chance.random() < 0.3:
+            self._came_from[uid] = [*now.replicas]
+            cluster.placement.move(uid, brokers)
 
     # -- network -------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quiver.raft.messages import AnyMessage, encode_message
+from quiver.raft.messages import AnyMessage, Snapshot, encode_message
 from quiver.replication.frame_cache import Buffer
 from quiver.testing.sim.world import World
 
@@ -68,6 +68,10 @@ class Network:
                 arrival_s = max(arrival_s, self._arrivals_s.get((sender, to), 0.0))
                 self._arrivals_s[sender, to] = arrival_s
             self._world.at(arrival_s, target, target.receive, sender, uid, encoded, body)
+        if isinstance(message, Snapshot) and (self.doubling or self.straggler) and not self.ordered:
+            # Few are sent, and few of those would come late enough to meet a log that has more.
+            late_s = chance.random() * STRAGGLE_S_MAX
+            self._world.after(late_s, target, target.receive, sender, uid, encoded, body)
         return True
 
     def carry(self, node: Node, callback: Callable[..., Any], *args: Any) -> None:

@@ -57,8 +57,8 @@ class Plan:
 
     @property
     def compacts(self) -> bool:
-        """The topic is compacted by key. No throw of its own: the seeds mean what they meant."""
-        return self.log.retention_bytes is None and self.doubling == 0.0
+        """The topic is compacted by key."""
+        return self.log.retention_bytes is None and self.doubling < 0.1
 
     def settings(self, node_id: int) -> BrokerSettings:
         return BrokerSettings(
@@ -91,6 +91,8 @@ def plan_run(chance: random.Random) -> Plan:
         quiesce_ms=pick((200, 1000, _NEVER_MS)) if notices else _NEVER_MS,
     )
     brokers, replicas = pick(((3, 3), (3, 3), (4, 3), (5, 3), (5, 5)))
+    if "move" in liked:
+        brokers = max(brokers, replicas + 1)  # else there is nowhere to go
     # On one connection everything waits behind a message that takes long: a few of them stop a cluster for good.
     ordered = chance.random() < 0.6
     straggler = pick((0.0, 0.0, 0.0005, 0.002)) if ordered else pick((0.0, 0.0, 0.01, 0.05))

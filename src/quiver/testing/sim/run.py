@@ -10,7 +10,7 @@ from typing import Protocol
 from quiver.testing.sim.clients import Clients, Producer
 from quiver.testing.sim.cluster import TOPIC, Cluster, partition_uids
 from quiver.testing.sim.compaction import gone_after
-from quiver.testing.sim.consumers import Consumer, fill_in_trimmed, read_all
+from quiver.testing.sim.consumers import Asker, Consumer, fill_in_trimmed, read_all
 from quiver.testing.sim.director import Director
 from quiver.testing.sim.environment import simulated
 from quiver.testing.sim.ledger import Ledger
@@ -163,10 +163,17 @@ class BrokersPlay(Play):
                 self._begin(Producer(self.clients, 100 * (number + 1) + place, TOPIC, number))
             for place in range(2):
                 self._begin(Consumer(self.clients, f"c{number}{place}", TOPIC, number))
+            self._begin(Asker(self.clients, self.cluster, TOPIC, number))
         self._begin(Director(self.clients, self.cluster.placement))
+
+    def _check(self, loop: VirtualLoop | None) -> None:
+        super()._check(loop)
+        if loop is not None and loop.owner is not None:
+            self.cluster.check_orders(loop.owner)
 
     def _close(self) -> None:
         self._settle()
+        self._wander()
         cluster = self.cluster
         for (topic, number), uid in cluster.uids.items():
             for node in cluster.placement.of(uid).replicas:
@@ -183,6 +190,24 @@ class BrokersPlay(Play):
         violations = self.clients.history.judge()
         if violations:
             raise Violation(violations[0].kind, "; ".join(map(str, violations[:5])))
+
+    def _wander(self) -> None:
+        """Where there is a broker to spare, one replica of each partition goes there and comes back, in peace: while
+        other things break few get as far as that."""
+        cluster, placement = self.cluster, self.cluster.placement
+        if self.plan.brokers == self.plan.replicas:
+            return
+        cluster.network.delay_s, cluster.network.spread_s = 0.0005, 0.001
+        self.clients.stopping = False
+        self._begin(director := Director(self.clients, placement))
+        for uid in cluster.uids.values():
+            home = [*placement.of(uid).replicas]
+            spare = next(broker for broker in cluster.nodes if broker not in home)
+            for brokers in ([*home[1:], spare], home):
+                placement.move(uid, brokers)
+                self._until(cluster.unsettled)
+        self.clients.stopping = True
+        self._until(lambda: "" if director.is_done else "the director is at work")
 
     def _compacted(self, uid: str) -> set[int]:
         orders = {partition.state.order for _, partition, _ in self.cluster.replicas(uid)}
