@@ -15,7 +15,6 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from replicated_section import cluster_of
 from servers import HERE, Server, uninterrupted
 
 from quiver import Admin, Consumer, Producer
+from quiver.testing.processes import session_members
 
 PARTITIONS = 2
 VALUE_BYTES = 100
@@ -96,16 +96,6 @@ class SparkDriver(Server):
                 if not pids:
                     break
                 time.sleep(0.05)  # one that was being started may have appeared meanwhile
-
-
-def session_members(session: int) -> Iterator[int]:
-    """The pids of a session's living processes."""
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # After the name, which may hold anything: state, parent, group, session.
-            state, _, _, found = status.read_text().rpartition(")")[2].split()[:4]
-            if int(found) == session and state != "Z":
-                yield int(status.parent.name)
 
 
 def why_no_spark() -> str | None:
