@@ -146,9 +146,13 @@ def attempt(state: State, command: Command) -> Applied | str:
 
 
 def dump(url: str) -> dict[str, list[tuple[Any, ...]]]:
-    """All rows of all tables, seen by somebody else."""
+    """All rows of all tables at one moment, seen by somebody else."""
     engine = sa.create_engine(url, poolclass=sa.NullPool)
-    with engine.begin() as connection:
+    is_sqlite = engine.dialect.name == "sqlite"
+    level: Any = "SERIALIZABLE" if is_sqlite else "REPEATABLE READ"
+    with engine.connect().execution_options(isolation_level=level) as connection:
+        if is_sqlite:
+            connection.exec_driver_sql("BEGIN")  # Python's own begins with the first change only: each table for itself
         return {
             table: sorted(map(tuple, connection.execute(sa.text(f"SELECT * FROM {table}"))), key=repr)
             for table in sa.inspect(connection).get_table_names()

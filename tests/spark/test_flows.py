@@ -19,17 +19,16 @@ def told(rows: int, here: dict[str, int], there: dict[str, int]) -> dict[str, An
 
 def test_flow_goes_through_its_states_and_counts_restarts() -> None:
     flows = Flows()
-    assert flows.event("Run is RUNNING.") is None
+    assert flows.event("Run is RUNNING.") == []
     for message in (
         f"Flow {PARSED} is QUEUED.",
         f"Flow {PARSED} is RUNNING.",
         f"Flow '{PARSED}' has FAILED.\nError: [STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
         "no broker. SQLSTATE: XXKST\n=== Streaming Query ===",
     ):
-        flow = flows.event(message)
-    assert flow is not None
+        (flow,) = flows.event(message)
     assert (flow.name, flow.state, flow.error, flow.restarts) == ("parsed", "FAILED", "no broker.", 0)
-    flows.event(f"Flow {PARSED} has COMPLETED.")  # as Spark says of it too
+    assert flows.event(f"Flow {PARSED} has COMPLETED.") == []  # as Spark says of it too
     assert flow.state == "FAILED"
     flows.event(f"Flow {PARSED} is STARTING.")
     flows.event(f"Flow {PARSED} has COMPLETED.")
@@ -39,7 +38,40 @@ def test_flow_goes_through_its_states_and_counts_restarts() -> None:
     flows.event(f"Flow '{PARSED}' has FAILED.\nError: [STREAM_FAILED] Query [id = 1] terminated with: {trace}")
     flows.event(f"Flow '{PARSED}' has FAILED more than 5 times and will not be restarted.")
     assert (flow.state, flow.error) == ("FAILED", "no topic x")
-    assert flows.event("something else") is None
+    assert flows.event("something else") == []
+
+
+def test_flow_whose_end_spark_did_not_tell_ends_with_its_run() -> None:
+    flows = Flows()
+    for message in (
+        "Flow counts is PLANNING.",
+        f"Flow {PARSED} is RUNNING.",
+        f"Flow {PARSED} has COMPLETED.",
+        "Flow late is RUNNING.",
+        "Flow other is EXCLUDED.",
+    ):
+        flows.event(message)
+    assert [flow.name for flow in flows.event("Run is COMPLETED.")] == ["counts", "late"]
+    for message in ("Flow late is RUNNING.", "Flow late has COMPLETED."):  # told too late: nothing new
+        assert flows.event(message) == []
+    states = {flow.name: flow.state for flow in flows.all()}
+    assert states == {"counts": "COMPLETED", "parsed": "COMPLETED", "late": "COMPLETED", "other": "EXCLUDED"}
+
+
+def test_flow_that_a_run_left_alone_is_not_told_as_complete() -> None:
+    flows = Flows()
+    flows.event(f"Flow {PARSED} is RUNNING.")
+    flows.event("Run is COMPLETED.")
+    flows.begin()
+    assert flows.event("Run is COMPLETED.") == []  # a dry run starts none of them
+    assert flows.named(PARSED).state == "QUEUED"
+
+
+def test_run_that_failed_completes_no_flow() -> None:
+    flows = Flows()
+    flows.event(f"Flow {PARSED} is RUNNING.")
+    assert flows.event("Run is FAILED.") == []
+    assert flows.named(PARSED).state == "RUNNING"
 
 
 def test_progress_adds_up_over_batches_and_runs() -> None:

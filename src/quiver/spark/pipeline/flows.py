@@ -18,7 +18,8 @@ _RUN: Final = re.compile(r"Run (?:is|has) ([A-Z]+)\b(.*)", re.DOTALL)
 _HERE: Final = "spark_catalog.default."
 COMPLETED: Final = "COMPLETED"
 FAILED: Final = "FAILED"
-_BEGINNING: Final = ("QUEUED", "PLANNING", "STARTING", "RUNNING")
+_UNDER_WAY: Final = ("PLANNING", "STARTING", "RUNNING")
+_BEGINNING: Final = ("QUEUED", *_UNDER_WAY)
 
 
 @dataclasses.dataclass(slots=True)
@@ -52,22 +53,32 @@ class Flows:
         for flow in self._flows.values():
             flow.state, flow.error = "QUEUED", ""
 
-    def event(self, message: str) -> Flow | None:
-        """Takes in what Spark says; returns the flow it says it of."""
+    def event(self, message: str) -> list[Flow]:
+        """Takes in what Spark says; returns the flows of which that says something new."""
         if run := _RUN.match(message):
             self.run_state = run[1]
-            return None
+            return self._close() if self.run_state == COMPLETED else []
         if found := _FLOW.match(message):
-            flow = self.named(found[1])
-            if found[2] == COMPLETED and flow.state == FAILED:
-                return None  # Spark says that of each that ended, before or after it says how
-            if flow.state == FAILED and found[2] in _BEGINNING:
+            flow, state = self.named(found[1]), found[2]
+            if state == COMPLETED and flow.state in (COMPLETED, FAILED):
+                return []  # Spark says that of each that ended, before or after it says how
+            if state in _BEGINNING and self.run_state == COMPLETED:
+                return []  # overtaken by the end of the run
+            if flow.state == FAILED and state in _BEGINNING:
                 flow.restarts += 1
-            flow.state = found[2]
+            flow.state = state
             if flow.state == FAILED:
                 flow.error = _first_error(found[3]) or flow.error
-            return flow
-        return None
+            return [flow]
+        return []
+
+    def _close(self) -> list[Flow]:
+        """A run is complete when all its flows are. Spark tells of a flow's end in another thread than of the run's,
+        and nothing more once the run's is told: the last of them may be missing."""
+        ended = [flow for flow in list(self._flows.values()) if flow.state in _UNDER_WAY]
+        for flow in ended:
+            flow.state = COMPLETED
+        return ended
 
     def progress(self, name: str, told: Mapping[str, Any]) -> Flow:
         """A micro-batch is done: `told` is Spark's StreamingQueryProgress."""

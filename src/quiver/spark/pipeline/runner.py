@@ -23,17 +23,18 @@ from pyspark.errors import PySparkException, PySparkValueError
 from pyspark.pipelines import cli as sdp
 from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
 from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph, start_run
-from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from quiver.errors import InvalidRequestError, QuiverError, RequestError
 from quiver.spark.jobs.running import in_one_sentence, plain_errors
 from quiver.spark.pipeline.connect import local_tables, open_connect
 from quiver.spark.pipeline.flows import COMPLETED, Flow, Flows
+from quiver.spark.pipeline.listening import Listening
 
 logger = logging.getLogger("quiver.spark")
 
 PAUSE_S_MIN: Final = 1.0
 PAUSE_S_MAX: Final = 60.0
+LAST_WORDS_S_MAX: Final = 10.0  # so long after the end of a run what its queries still tell is waited for
 # How Spark restarts a flow: so often, after 1, 2, 4, … seconds.
 RETRIES: Final = {
     "spark.sql.pipelines.maxFlowRetryAttempts": "5",
@@ -102,7 +103,8 @@ class Pipeline:
             try:
                 for answer in answers:
                     if "pipeline_event_result" in answer:
-                        self._told(self.flows.event(answer["pipeline_event_result"].event.message))
+                        for flow in self.flows.event(answer["pipeline_event_result"].event.message):
+                            self._on_change(flow)
             except PySparkException as error:
                 if not self._is_over(error):
                     raise self._failure(error) from error
@@ -152,18 +154,15 @@ class Pipeline:
             drop.pipeline_command.drop_dataflow_graph.dataflow_graph_id = graph
             self._spark.client.execute_command(drop)
 
-    def _told(self, flow: Flow | None) -> None:
-        if flow is not None:
-            self._on_change(flow)
-
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        listener = _Listener(self.flows, self._told)
-        self._spark.streams.addListener(listener)
-        try:
+        def hear(name: str, progress: Mapping[str, Any]) -> None:
+            self._on_change(self.flows.progress(name, progress))
+
+        with Listening(self._spark.client, hear).on() as listening:
             yield
-        finally:
-            self._spark.streams.removeListener(listener)
+            if not listening.wait(LAST_WORDS_S_MAX):
+                logger.warning("pipeline_queries_not_ended name=%s waited_s=%g", self._spec.name, LAST_WORDS_S_MAX)
 
     def _is_over(self, error: PySparkException) -> bool:
         """Spark 4.3 sends metrics of Python workers after the last event, and its client does not know them."""
@@ -177,26 +176,6 @@ class Pipeline:
         if error is None:
             return QuiverError(f"pipeline {self._spec.name}: the run is {self.flows.run_state}")
         return in_one_sentence(error)
-
-
-class _Listener(StreamingQueryListener):
-    def __init__(self, flows: Flows, told: Callable[[Flow], None]) -> None:
-        self._flows = flows
-        self._tell = told
-
-    def onQueryStarted(self, event: Any) -> None:
-        """The run's own events say it."""
-
-    def onQueryProgress(self, event: Any) -> None:
-        progress = event.progress
-        if progress.name is not None:
-            self._tell(self._flows.progress(progress.name, progress))
-
-    def onQueryIdle(self, event: Any) -> None:
-        """Nothing to tell."""
-
-    def onQueryTerminated(self, event: Any) -> None:
-        """The run's own events say it."""
 
 
 def _place(error: BaseException, folder: Path) -> str:
