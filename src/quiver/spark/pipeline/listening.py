@@ -11,12 +11,14 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import pyspark.sql.connect.proto as pb2
 from pyspark.errors import PySparkException
 
 logger = logging.getLogger("quiver.spark")
+
+_LOST: Final = (PySparkException, ValueError)  # the latter by a channel that was closed meanwhile
 
 OnProgress = Callable[[str, Mapping[str, Any]], None]
 
@@ -44,7 +46,7 @@ class Listening:
             try:
                 self._client.execute_command(_command(add=False))
                 thread.join()
-            except PySparkException as error:
+            except _LOST as error:
                 logger.warning("pipeline_progress_not_left error=%r", str(error))  # it ends with the session
 
     def wait(self, timeout_s: float) -> bool:
@@ -57,7 +59,7 @@ class Listening:
             for answer in answers:
                 for event in answer["streaming_query_listener_events_result"].events:
                     self._take(event.event_type, json.loads(event.event_json))
-        except PySparkException as error:
+        except _LOST as error:
             logger.warning("pipeline_progress_lost error=%r", str(error))  # the run itself does not depend on it
 
     def _take(self, kind: int, told: Mapping[str, Any]) -> None:
