@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyspark.sql.connect.proto as pb2
 import pytest
 from pyspark.errors import PySparkException, PySparkValueError
 
@@ -80,16 +81,20 @@ class Pretender:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *runs: list[str | Exception]) -> None:
         self.runs = iter(runs)
         self.conf = SimpleNamespace(isModifiable=lambda name: True, set=lambda name, value: None)
-        self.streams = SimpleNamespace(addListener=lambda one: None, removeListener=lambda one: None)
         self.dropped = 0
-        self.client = SimpleNamespace(execute_command=self._drop)
+        self.client = SimpleNamespace(execute_command=self._drop, execute_command_as_iterator=self._listen)
         monkeypatch.setattr(runner, "create_dataflow_graph", lambda *_, **__: "graph")
         monkeypatch.setattr(runner, "SparkConnectGraphElementRegistry", lambda *_: None)
         monkeypatch.setattr(runner.sdp, "register_definitions", lambda *_: None)
         monkeypatch.setattr(runner, "start_run", self._start)
 
     def _drop(self, command: Any) -> None:
-        self.dropped += 1
+        self.dropped += command.HasField("pipeline_command")
+
+    def _listen(self, command: Any) -> Iterator[dict[str, Any]]:
+        """Nobody has anything to tell."""
+        added = pb2.StreamingQueryListenerEventsResult(listener_bus_listener_added=True)
+        yield {"streaming_query_listener_events_result": added}
 
     def _start(self, *_: Any, **__: Any) -> Iterator[dict[str, Any]]:
         for step in next(self.runs):
