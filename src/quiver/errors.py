@@ -184,7 +184,7 @@ class OutcomeUnknownError(UnavailableError):
 
 
 class NotLeaderError(UnavailableError):
-    pass
+    """Facts: `leader`, 0 where that is not known; `done` is False where nothing of the request was done."""
 
 
 class DiskFullError(UnavailableError):

@@ -120,6 +120,20 @@ def test_lost_mark_of_an_installed_log_is_damage_and_deletes_nothing() -> None:
     assert stored
 
 
+@pytest.mark.parametrize("slot", [0, 512])
+def test_flipped_bit_of_the_mark_does_not_install_again_and_delete_what_came_since(slot: int) -> None:
+    """Also after a power cut that took what of the mark was not synced."""
+    for seed in range(100):
+        disk = FaultyDisk(seed)
+        log = open_log(disk)
+        fill(log, 20)
+        log.install(SNAPSHOT)
+        stored = fill(log, 1, term=4)
+        disk.crash()
+        disk.flip(f"{DIRECTORY}/synced", slot + 10, 3)
+        check_contents(open_log(disk), stored)
+
+
 def test_disk_that_fails_during_the_installation_stops_the_log() -> None:
     disk = FaultyDisk(0)
     log = open_log(disk)

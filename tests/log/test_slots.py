@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import threading
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -173,3 +176,39 @@ def test_late_mark_without_space_stays_lower_and_any_other_error_is_raised() -> 
     disk.fail("pwrite", errno.EIO)
     mark.catch_up(errors.append)
     assert [error.errno for error in errors] == [errno.EIO]
+
+
+class SlowFirstWrite:
+    """A file whose first write takes until the test lets it go on."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._first = True
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def pwrite(self, buffers: Sequence[Any], position: int) -> None:
+        if self._first:
+            self._first = False
+            self.begun.set()
+            assert self.go_on.wait(10)
+        self._file.pwrite(buffers, position)
+
+
+@pytest.mark.parametrize("late_first", [True, False])
+def test_late_mark_never_takes_the_place_of_a_higher_one_that_a_thread_writes_meanwhile(late_first: bool) -> None:
+    """The next flush may run in a thread while the mark of the one before is still to be written."""
+    disk = new_disk()
+    mark = SyncMark(disk, "d/synced")
+    mark.raise_to(5)
+    mark.raise_later(9)
+    mark._file = slow = SlowFirstWrite(mark._file)  # type: ignore[assignment]
+    writes = [threading.Thread(target=mark.catch_up, args=(None,)), threading.Thread(target=mark.raise_to, args=(12,))]
+    first, second = writes if late_first else reversed(writes)
+    first.start()
+    assert slow.begun.wait(10)
+    second.start()
+    second.join(0.2)  # it ends, or waits for the first
+    slow.go_on.set()
+    for write in writes:
+        write.join(10)
+    assert mark.values == SyncMark(disk, "d/synced").values == (12, 0)

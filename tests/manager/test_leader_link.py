@@ -13,6 +13,7 @@ from quiver.errors import (
     ConflictError,
     ConnectionLostError,
     DiskFullError,
+    LogFailedError,
     NotLeaderError,
     QuiverError,
     RequestTimeoutError,
@@ -115,9 +116,19 @@ def test_the_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         on({}, READ)
 
 
-def test_trouble_that_is_everywhere_is_told_at_once() -> None:
-    with pytest.raises(DiskFullError):
-        on({1: Scripted(DiskFullError("full")), 2: Scripted(PositionReply(1))}, READ)
+@pytest.mark.parametrize("error", [DiskFullError("full"), LogFailedError("failed")])
+def test_trouble_that_is_everywhere_is_told_at_once(error: QuiverError) -> None:
+    """A broker tells of its disk where it has the only replica; with others in the group it says that it does not
+    lead (tests/broker/test_group_disk_trouble.py)."""
+    with pytest.raises(type(error)):
+        on({1: Scripted(error), 2: Scripted(PositionReply(1))}, READ)
+
+
+def test_leader_that_gave_up_for_its_disk_is_not_asked_again_before_the_others() -> None:
+    full = NotLeaderError("broker 1 does not lead this partition: no space", leader=0)
+    brokers = {1: Scripted(full), 2: Scripted(not_leader(), not_leader(3)), 3: Scripted(PositionReply(7))}
+    assert on(brokers, READ)[0] == PositionReply(7)
+    assert len(brokers[1].asked) == 1
 
 
 def produce(producer_id: int, flags: int = 0) -> Produce:
@@ -139,6 +150,16 @@ def test_a_batch_without_a_sequence_is_not_sent_again(request_: Produce, error: 
     with pytest.raises(type(error)):
         on(brokers, request_)
     assert not brokers[2].asked
+
+
+def test_a_batch_without_a_sequence_goes_on_while_nothing_was_done_of_it() -> None:
+    """A partition that elects its leader; but once somebody may have stored it, it is not sent again."""
+    refused = NotLeaderError("not me", leader=0, done=False)
+    request = produce(5, FLAG_CLIENT | FLAG_UNSEQUENCED)
+    brokers = {1: Scripted(refused), 2: Scripted(refused, refused, ProduceReply(3))}
+    assert on(brokers, request)[0] == ProduceReply(3)
+    with pytest.raises(ConnectionLostError):
+        on({1: Scripted(refused, ConnectionLostError("gone"), ProduceReply(3))}, request)
 
 
 def commit(offset: int, expected: int | None) -> CommitPosition:
@@ -210,3 +231,12 @@ def test_a_silent_broker_becomes_inactive() -> None:
     clock.now_s += 0.1
     assert known.active == []
     assert GetStatus() == known.link(1).asked[0]  # type: ignore[union-attr]
+
+
+def test_a_clock_that_is_set_makes_no_broker_silent() -> None:
+    clock = SimulatedClock()
+    known = Brokers(clock, 5.0)
+    known.attach(1, Scripted(StatusReply([])))
+    asyncio.run(known.status(1))
+    clock.now_us = lambda: 2_000_000_000_000_000  # type: ignore[method-assign]
+    assert known.active == [1]

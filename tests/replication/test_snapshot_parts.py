@@ -1,14 +1,20 @@
-"""Snapshots that are longer than a message."""
+"""Snapshots that are longer than a message, and snapshots that are not whole."""
 
 from __future__ import annotations
 
+import asyncio
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from quiver.log.checkpoint import encode_checkpoint
 from quiver.raft import Snapshot
 from quiver.replication.snapshot_parts import PARTS_MAX, SnapshotParts, cut
+from tests.broker.kit import settle
+from tests.manager.kit import until
+from tests.replication.replica_kit import GROUP, LEADER, ME, SNAPSHOT, Follower, Held
 
 MESSAGE = Snapshot(1, 2, 3, 40, 3)
 BODY = bytes(range(256)) * 10
@@ -56,3 +62,24 @@ def test_what_fits_one_message_is_taken_as_it_is_and_nonsense_is_not_taken() -> 
     assert found is not None and bytes(found.body) == BODY
     for part, count in ((5, 5), (-1, 5), (0, PARTS_MAX + 1)):
         assert parts.add(msgspec.structs.replace(MESSAGE, part=part, parts=count), b"x") is None
+
+
+@pytest.mark.parametrize("kind", ["partition", "manager"])
+def test_snapshot_of_one_part_that_is_damaged_is_dropped_like_any_other_message(kind: str, tmp_path: Path) -> None:
+    """Not taken until the owner installs it: that would end the owner."""
+
+    async def scenario() -> None:
+        follower = Follower(kind, tmp_path, Held(None))
+        leader, replica = follower.leader, follower.replica
+        await follower.start()
+        message = Snapshot(LEADER, ME, 3, SNAPSHOT.start.index, SNAPSHOT.start.term, GROUP)
+        body = encode_checkpoint(SNAPSHOT)
+        for damaged in (b"", body[:-1], body[:20] + b"\xff" + body[21:], b"nonsense" * 20):
+            assert not replica.receive(message, memoryview(damaged))
+        await settle()
+        assert replica._log.failure is None and not replica.raft.failed and replica.raft.commit == 0
+        leader.snapshot(replica)
+        await until(lambda: leader.was_told(SNAPSHOT.start.index))
+        await follower.owner.stop()
+
+    asyncio.run(scenario())

@@ -38,6 +38,7 @@ from quiver.log.partition_log import PartitionLog
 from quiver.net.peers import Peers
 from quiver.raft import AnyMessage
 from quiver.raft.messages import Compacted, Repair
+from quiver.replication.group import broker_of
 from quiver.replication.repair import Repairer, UnrepairableError
 from quiver.replication.seat import RaftSetup, Seat
 from quiver.topic_settings import COMPACT, CONSUMED, TopicRules, rules_of
@@ -158,8 +159,12 @@ class Hosting:
         topic = self.catalog.topics.get(name)
         if topic is None or self._peers is None or topic.partitions[number] in self._repairs:
             return
-        uid = topic.partitions[number]
-        me, voters = topic.replicas[uid], topic.voters[number]
+        uid, running = topic.partitions[number], self.partitions.get(name, {}).get(number)
+        me, voters = topic.replicas[uid], list(topic.voters[number])
+        if isinstance(running, Partition) and running.raft is not None:
+            voters += [voter for voter in running.raft.raft.membership.voters if voter not in voters]
+        if all(broker_of(voter) == self._settings.node_id for voter in voters):
+            return  # the only copy: what is damaged of it is not served, and all else is
         done = completed_order(self._disk, self.catalog.directory_of(uid))
         compacted = done.values[0] if done is not None else 0
         self._repairs[uid] = repairer = Repairer(uid, me, voters, self._disk, self._writers, self._peers, compacted)
@@ -174,6 +179,9 @@ class Hosting:
             self._by_uid.pop(uid, None)
             self._awake.pop(running, None)
             await running.stop()
+            here = self.partitions.get(topic.name, {})
+            if here.get(number) is running:  # else it was deleted or moved away meanwhile
+                here[number] = error
         directory = self.catalog.directory_of(uid)
 
         def open_again() -> CorruptLogError | None:
@@ -213,8 +221,12 @@ class Hosting:
             raise UnknownPartitionError(
                 f"topic {topic} has partitions 0 to {count - 1}, not {number}", topic=topic, partition=number
             )
-        if partition is None or self.catalog.topics[topic].partitions[number] in self._repairs:
-            raise NotLeaderError(f"broker {self._settings.node_id} does not have {topic}-{number} now", leader=0)
+        known = self.catalog.topics[topic]
+        is_failed = isinstance(partition, LogFailedError) and known.voters and len(known.voters[number]) > 1
+        if partition is None or is_failed or known.partitions[number] in self._repairs:
+            why = "" if partition is None else f": {partition.message}"
+            message = f"broker {self._settings.node_id} does not have {topic}-{number} now{why}"
+            raise NotLeaderError(message, leader=0, done=False)
         # Without the old traceback: each raise would make it longer, and it holds every request's payload.
         raise partition.with_traceback(None)
 

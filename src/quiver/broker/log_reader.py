@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from quiver.broker.partition_state import OFFSET_UNKNOWN
-from quiver.errors import CorruptLogError, LogFailedError, ShuttingDownError
+from quiver.errors import CorruptLogError, LogFailedError, QuiverError, ShuttingDownError
 from quiver.log.disk import Disk
 from quiver.log.partition_log import PartitionLog
 from quiver.log.segment import read_chunk
@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 class LogReader:
-    """`name` is for error messages. `damage` is the first damaged place that a reader met."""
+    """`name` is for error messages, `refusal` says what is told of an error. `damage` is the damaged place that a
+    reader met last."""
 
     def __init__(
         self,
@@ -28,12 +29,14 @@ class LogReader:
         disk: Disk,
         readers: Executor,
         on_damage: Callable[[CorruptLogError], None] | None,
+        refusal: Callable[[QuiverError], QuiverError],
     ) -> None:
         self._name = name
         self._log = log
         self._disk = disk
         self._readers = readers
         self._on_damage = on_damage
+        self._refusal = refusal
         self.damage: CorruptLogError | None = None
         self.is_closing = False
 
@@ -76,7 +79,7 @@ class LogReader:
                 if self._log.cuts != cuts:
                     continue  # it read behind what is committed, while that was being replaced
                 self.note(error)
-                raise
+                raise self._refusal(error) from error
             except OSError as error:
                 if self.is_closing:
                     raise ShuttingDownError(f"{self._name} is stopping") from error
@@ -87,8 +90,8 @@ class LogReader:
                 if isinstance(error, FileNotFoundError):
                     missing = CorruptLogError.at(str(error.filename), 0, "the file is missing")
                     self.note(missing)
-                    raise missing from error
-                raise LogFailedError(f"{self._name} cannot be read: {error}") from error
+                    raise self._refusal(missing) from error
+                raise self._refusal(LogFailedError(f"{self._name} cannot be read: {error}")) from error
 
     def health(self, otherwise: str) -> tuple[str, str]:
         """What is wrong with the log, in a word and in a sentence."""

@@ -39,7 +39,7 @@ from quiver.replication.group import describe
 from quiver.replication.raft_replica import RaftReplica
 from quiver.replication.seat import RaftSetup
 from quiver.replication.turns import Turns
-from quiver.replication.waiting import Asker, Signal, refuse, settle
+from quiver.replication.waiting import Asker, Signal, own_trouble, refuse, settle
 from quiver.topic_settings import TopicRules
 from quiver.types import PartitionStatus
 from quiver.wire.frame import FLAG_UNSEQUENCED, Entry, FrameHeader, Kind
@@ -67,20 +67,18 @@ class Partition:
         policy: FlushPolicy | None = None,
         raft: RaftSetup | None = None,
     ) -> None:
-        self.topic, self.number = topic, number
-        self._log, self.rules = log, TopicRules(log.settings)
-        self._writers, self._clock = writers, clock
+        self.topic, self.number, self.rules = topic, number, TopicRules(log.settings)
+        self._log, self._writers, self._clock = log, writers, clock
         self.turns = Turns(self._run)
         name = f"{topic}-{number}"
-        self.reader = LogReader(name, log, disk, readers, raft.on_damage if raft else None)
+        self.reader = LogReader(name, log, disk, readers, raft.on_damage if raft else None, self._refusal)
         self.compactor = Compactor(name, log, disk, writers, self.turns.wake, self.reader.note)
         self._tail = Tail(PartitionState(log.checkpoint))
         self._inbox: deque[tuple[Asker, Callable[[Any], None]]] = deque()
         self._new_positions: list[tuple[Position, asyncio.Future[Any]]] = []
         self._committed = Signal()
         self._checkpointing: asyncio.Task[None] | None = None
-        self._stopping = self._full = False
-        self._abandoned = False  # stop without waiting for commits
+        self._stopping = self._full = self._abandoned = False  # abandoned: stop without waiting for commits
         self._ended: asyncio.Future[None] | None = None  # of the last turn; None: there was no first
         self.raft: RaftReplica | None = None
         if raft is not None:
@@ -227,9 +225,8 @@ class Partition:
         return future
 
     def _put(self, admit: Callable[[Any], None], asker: Asker) -> None:
-        if self._log.failure is not None:
-            # A new one each time: a raised error holds its callers' frames, and with them every refused payload.
-            raise LogFailedError(self._log.failure.message)
+        if (trouble := self._log.failure if self.raft is None else self.raft.trouble) is not None:
+            raise self._refusal(trouble)
         if self._stopping:
             raise ShuttingDownError("the broker is stopping")
         if len(self._inbox) >= INBOX_MAX:
@@ -239,6 +236,9 @@ class Partition:
         self._inbox.append((asker, admit))
         self.turns.wake()
 
+    def _refusal(self, error: QuiverError) -> QuiverError:
+        return own_trouble(error, None if self.raft is None else self.raft.raft)
+
     # -- the owner -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -247,12 +247,12 @@ class Partition:
         except Exception as error:
             # A bug, not a disk: stop this partition where it is rather than guess.
             if self.raft is not None:
-                self.raft.raft.fail()
+                self.raft.fail()
             logger.exception("owner_failed partition=%s-%d", self.topic, self.number)
             self._log.failure = LogFailedError(f"{self.topic}-{self.number} stopped by an internal error: {error}")
             self._stopping = True
             self.entries_removed(0, self._log.failure)
-            refuse(self._inbox, self._log.failure)
+            refuse(self._inbox, self._refusal(self._log.failure))
             self._end()
 
     def _own(self) -> None:
@@ -363,8 +363,8 @@ class Partition:
     def entry_appended(self, header: FrameHeader, payload: Any) -> None:
         self._tail.append(header, payload)
 
-    def entries_removed(self, first: int, error: Exception) -> None:
-        self._tail.remove(first, error)
+    def entries_removed(self, first: int, error: QuiverError) -> None:
+        self._tail.remove(first, self._refusal(error))
 
     def leadership_lost(self) -> None:
         """What is in the tail may still be committed by another; who waits must ask there."""

@@ -247,7 +247,9 @@ def _finish_install(disk: Disk, directory: str, mark: SyncMark, checkpoint: Chec
         if name.endswith((SUFFIX, ".idx")):
             disk.remove(f"{directory}/{name}")
     disk.sync_directory(directory)
-    mark.write(checkpoint.start.index + 1, checkpoint.generation, sync=True)
+    # Twice: then both copies are synced. No flipped bit brings back the generation before, and with it this deletion.
+    for _ in range(2):
+        mark.write(checkpoint.start.index + 1, checkpoint.generation, sync=True)
     return []
 
 

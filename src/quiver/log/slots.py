@@ -1,12 +1,14 @@
 """Small facts kept in two alternating slots, so that a torn write never costs the older value.
 
 Two users: the hard state (term and vote, synced before a vote leaves) and the sync mark (how far the log is known to be
-on disk, written without sync). Rule: a slot counts only if its checksum is right; the higher version wins.
+on disk, written without sync). Rule: a slot counts only if its checksum is right; the higher version wins. Writes
+from two threads follow each other, or both would take the same slot and the older value could stay in it.
 """
 
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -25,9 +27,10 @@ _SLOT_SPACING: Final = 512  # one sector each: a torn write of one cannot touch 
 class TwoSlots:
     """Two integers, written alternately to either slot of one file."""
 
-    __slots__ = ("_file", "_version", "damaged", "found", "values")
+    __slots__ = ("_file", "_version", "_writing", "damaged", "found", "values")
 
     def __init__(self, disk: Disk, path: str) -> None:
+        self._writing = threading.Lock()
         existed = disk.exists(path)
         self._file: File = disk.open(path, create=True)
         self._version = 0
@@ -46,6 +49,10 @@ class TwoSlots:
         self.damaged = existed and valid == 0 and any(raw)
 
     def write(self, first: int, second: int, *, sync: bool) -> None:
+        with self._writing:
+            self._write(first, second, sync)
+
+    def _write(self, first: int, second: int, sync: bool) -> None:
         version = self._version + 1
         body = _BODY.pack(version, first, second)
         raw = _CHECKSUM.pack(crc32c(body)) + body
@@ -69,9 +76,9 @@ class SyncMark(TwoSlots):
         super().__init__(disk, path)
         self._late = 0
 
-    def write(self, first: int, second: int, *, sync: bool) -> None:
+    def _write(self, first: int, second: int, sync: bool) -> None:
         self._late = 0  # whatever was to be written later is overtaken
-        super().write(first, second, sync=sync)
+        super()._write(first, second, sync)
 
     def raise_to(self, index: int) -> None:
         # Not synced: a lower mark after a power cut is still true, and a SIGKILL keeps it.
@@ -85,7 +92,9 @@ class SyncMark(TwoSlots):
         """Writes what was left for later. Without space the mark stays as it is."""
         if self._late:
             try:
-                self.raise_to(self._late)
+                with self._writing:
+                    if self._late:  # else a flush in a thread has just written more
+                        self._write(self._late, self.values[1], sync=False)
             except OSError as error:
                 if error.errno not in FULL_ERRNOS:
                     on_error(error)

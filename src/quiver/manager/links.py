@@ -39,7 +39,8 @@ LEADER_SEARCH_S: Final = 10.0
 _PAUSE_S_MIN: Final = 0.02
 _PAUSE_S_MAX: Final = 0.2
 
-# Another broker may lead by now. Other trouble, as a full disk, is there wherever the leader is asked.
+# Another broker may lead by now, also when the disk of the one asked is full or has failed: it says that it does not
+# lead. One that tells of its disk is the only one, and no other need be asked.
 _LOOK_ELSEWHERE: Final = (NotLeaderError, ConnectionLostError, RequestTimeoutError, ShuttingDownError)
 
 
@@ -90,8 +91,8 @@ class LeaderLink:
                 raise
             except _LOOK_ELSEWHERE as failure:
                 error = failure
-                unsure = True
-                if not _may_be_repeated(request):
+                unsure = unsure or failure.facts.get("done") is not False
+                if unsure and not _may_be_repeated(request):
                     raise
                 if isinstance(failure, NotLeaderError):
                     leader = failure.facts.get("leader", 0)

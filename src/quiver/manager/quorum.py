@@ -239,7 +239,7 @@ class MetadataQuorum:
             await self._own()
         except Exception as error:
             # A bug, not a disk: stop here rather than guess, and let nobody wait for an answer that will not come.
-            self.replica.raft.fail()
+            self.replica.fail()
             logger.exception("metadata_owner_failed")
             self._log.failure = LogFailedError(f"the metadata stopped by an internal error: {error}")
             self._send_away(self._log.failure)

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from quiver.errors import CorruptLogError
-from quiver.log.checkpoint import LogStart, encode_checkpoint
+from quiver.log.checkpoint import LogStart, decode_checkpoint, encode_checkpoint
 from quiver.log.disk import Disk
 from quiver.log.partition_log import PartitionLog
 from quiver.log.segment import read_entries
@@ -205,15 +205,24 @@ class AppendSender:
 
 
 def with_body(message: AnyMessage, frames: memoryview, uid: str, parts: SnapshotParts) -> AnyMessage | None:
-    """A message with what travelled with it. None for frames that are not whole, which the sender will send again, and
-    for a snapshot of which more is to come."""
+    """A message with what travelled with it. None for frames or a snapshot that are not whole, which the sender will
+    send again, and for a snapshot of which more is to come."""
     if isinstance(message, Append) and message.last > message.prev_index:
         try:
             return with_entries(message, frames)
         except (FrameError, ValueError) as error:
             logger.warning("append_refused uid=%s sender=%d error=%r", uid, message.sender, str(error))
             return None
-    return parts.add(message, frames) if isinstance(message, Snapshot) else message
+    if not isinstance(message, Snapshot):
+        return message
+    whole = parts.add(message, frames)
+    if whole is not None:
+        try:
+            decode_checkpoint(whole.body, "a snapshot")  # here, where it can still be sent again
+        except CorruptLogError as error:
+            logger.warning("snapshot_refused uid=%s sender=%d error=%r", uid, message.sender, error.message)
+            return None
+    return whole
 
 
 def with_entries(message: Append, frames: memoryview) -> Append:

@@ -70,8 +70,8 @@ class RaftReplica:
         self._todo: Ready | None = None
         self._end_before = 0  # `commit_end` before the inputs that led to it
         self._led_term = self._settled_term = 0  # in which the owner was told that it leads; knows what was committed
-        self._full_until_s = 0.0
-        self._ask_at_s = 0.0
+        self._full: DiskFullError | None = None  # what the disk said, until it takes something
+        self._full_until_s = self._ask_at_s = 0.0
         self.admission = Admission(seat.admits)
         self._deposed: asyncio.Future[None] | None = None  # who waits for that
         # A log without a past is that of a new group, or of a newcomer who is none of its voters.
@@ -80,17 +80,9 @@ class RaftReplica:
         for _, header, payload in log.scan(max(log.checkpoint.index + 1, log.first_index)):
             view.add(header, payload)
             owner.entry_appended(header, payload)
-        self.raft = Raft(
-            seat.me,
-            settings,
-            hard_state.value,
-            view.terms,
-            view.memberships,
-            min(log.checkpoint.index, log.next_index - 1),
-            self._sender.fit,
-            self._now_ms(),
-            random.getrandbits(30),
-        )
+        applied = min(log.checkpoint.index, log.next_index - 1)
+        found = (hard_state.value, view.terms, view.memberships, applied)
+        self.raft = Raft(seat.me, settings, *found, self._sender.fit, self._now_ms(), random.getrandbits(30))
 
     # -- for the owner -------------------------------------------------------------------------------------------
 
@@ -98,7 +90,7 @@ class RaftReplica:
     def leads(self) -> bool:
         """True when proposals are taken: it leads and has applied all that earlier leaders committed."""
         raft = self.raft
-        if raft.leader is None or self._todo is not None or self._led_term != raft.term:
+        if raft.leader is None or self._todo is not None or self._led_term != raft.term or self._log.failure:
             return False
         if self._settled_term != raft.term and self.commit_end > raft.leader.first_index:
             self._settled_term = raft.term
@@ -108,6 +100,11 @@ class RaftReplica:
     def is_settling(self) -> bool:
         """True while a new leader finds out what is committed: what is asked of it now is answered in a moment."""
         return self.raft.leader is not None and not self.leads
+
+    @property
+    def trouble(self) -> DiskFullError | LogFailedError | None:
+        """Why it cannot lead, where that is its own disk."""
+        return self._log.failure or (self._full if self.raft.leader is None else None)
 
     @property
     def leader(self) -> int:
@@ -130,7 +127,8 @@ class RaftReplica:
 
     def check_leads(self) -> None:
         if not self.leads:
-            raise NotLeaderError(f"broker {broker_of(self.seat.me)} does not lead this partition", leader=self.leader)
+            me, why = broker_of(self.seat.me), "" if self.trouble is None else f": {self.trouble.message}"
+            raise NotLeaderError(f"broker {me} does not lead this partition{why}", leader=self.leader, done=False)
 
     def propose(self, entry: Entry) -> FrameHeader:
         self.check_leads()
@@ -173,6 +171,8 @@ class RaftReplica:
         raft = self.raft
         if isinstance(message, Repair):
             self._sender.answer_repair(message, raft.commit)
+        elif raft.failed:
+            return False  # it would only be kept: the owner may have no more turns
         elif isinstance(message, AppendReply) and not self._todo and not self._inputs and raft.is_late(message):
             raft.step(message, raft.now_ms)
         elif (whole := with_body(message, frames, self.seat.uid, self._parts)) is not None:
@@ -214,12 +214,12 @@ class RaftReplica:
                     if not self._perform(self._todo):
                         break
                 except LogFailedError as error:
-                    self._fail()
+                    self.fail()
                     failure = error
                 self._todo = None
                 self._watch_leadership()
-                if not fed or self.raft.failed:
-                    continue  # with what waited meanwhile, or with its last words
+                if not fed:
+                    continue  # with what waited meanwhile
             if self._flusher.is_busy or (job := self._log.begin_flush()) is None:
                 break
             self._flusher.start(job)
@@ -239,19 +239,24 @@ class RaftReplica:
             self._rewind(error)
             return error
         except LogFailedError as error:
-            self._fail()
+            self.fail()
             self._watch_leadership()
             return error
         self._tell_synced()
         return None
 
-    def _fail(self) -> None:
-        """The disk has failed: what the core still wanted to say, a vote perhaps, is not said."""
+    def fail(self) -> None:
+        """Ends this replica. What the core still wanted to say, a vote perhaps, is not said, only a leader's last
+        words: where the broker lives on, nobody would miss it."""
         self._end_before = self.commit_end
         todo, self._todo = self._todo, None
         self.raft.fail()
-        reads = [] if todo is None else [*todo.reads, *((future, None) for future in todo.lost_reads)]
-        refuse(reads, NotLeaderError("this replica's disk failed", leader=0))
+        last_words = self.raft.ready()
+        for found in [found for found in (todo, last_words) if found is not None]:
+            reads = [*found.reads, *((future, None) for future in found.lost_reads)]
+            refuse(reads, NotLeaderError("this replica stopped leading", leader=0))
+        if last_words is not None and last_words.hard_state is None:  # a term that is not on disk is not spoken of
+            self._sender.send_all(last_words.messages)
 
     def _tell_synced(self) -> None:
         last = self._log.synced_index - 1
@@ -260,6 +265,7 @@ class RaftReplica:
         overtaken = self._todo is not None and any(isinstance(work, (Truncate, Install)) for work in self._todo.work)
         if term is not None and not overtaken:
             self.raft.synced(last, term)
+        self._full = None
 
     def _rewind(self, error: DiskFullError) -> None:
         """The disk took nothing of the tail: this replica is shorter now and must not lead."""
@@ -272,7 +278,7 @@ class RaftReplica:
         first = self._log.next_index
         self._sender.cache.drop_from(first)
         self._owner.entries_removed(first, error)
-        self._full_until_s = self._clock.monotonic_s() + _FULL_S
+        self._full, self._full_until_s = DiskFullError(error.message), self._clock.monotonic_s() + _FULL_S
         self.raft.may_lead = False
         if not replaced:
             self.raft.rewound(first - 1)
@@ -384,10 +390,8 @@ class RaftReplica:
 
     async def close(self) -> None:
         """Waits for the disk work under way. What was not committed by then was not acknowledged."""
-        if self.raft.leader is not None:  # nobody took over, and where the broker lives on nobody would miss a leader
-            self.raft.fail()
-            if (last_words := self.raft.ready()) is not None:
-                self._sender.send_all(last_words.messages)
+        if self.raft.leader is not None:  # nobody took over
+            self.fail()
         await self._sender.close()
         await self._flusher.wait()
         await self._saver.wait()

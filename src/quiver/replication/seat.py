@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from quiver.config import RaftSettings
-from quiver.errors import CorruptLogError
+from quiver.errors import CorruptLogError, QuiverError
 from quiver.log.checkpoint import Checkpoint
 from quiver.replication.append_sender import Transport
 from quiver.replication.group import broker_of
@@ -18,7 +18,7 @@ class Owner(Protocol):
 
     def entry_appended(self, header: FrameHeader, payload: Any) -> None: ...
 
-    def entries_removed(self, first: int, error: Exception) -> None: ...
+    def entries_removed(self, first: int, error: QuiverError) -> None: ...
 
     def leadership_lost(self) -> None: ...
 

@@ -1,10 +1,14 @@
-"""Who waits for an entry or a commit, and how it is told."""
+"""Who waits for an entry or a commit, and how it is told; also what it is told when this replica cannot do it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
 from typing import Any, Protocol
+
+from quiver.errors import NotLeaderError, QuiverError
+from quiver.raft import Raft
+from quiver.replication.group import broker_of
 
 
 class Asker(Protocol):
@@ -31,6 +35,23 @@ def refuse(waiters: Iterable[Waiter], error: Exception) -> None:
     for future, _ in waiters:
         if not future.done():
             future.set_exception(error)
+
+
+def own_trouble(error: QuiverError, raft: Raft | None) -> QuiverError:
+    """What is told of trouble that only this replica has: a full or failed disk, a damaged frame, a bug.
+
+    Others of its group may be well. They may also have what this one refused, and commit it: nobody is told that
+    nothing was stored. Where there are no others, the trouble itself is told."""
+    if raft is None or _is_alone(raft):
+        return type(error)(error.message, **error.facts)  # anew: a raised one holds its callers' frames and payloads
+    leader = 0 if raft.leader is not None else broker_of(raft.leader_id)
+    return NotLeaderError(f"broker {broker_of(raft.me)} does not lead this partition: {error.message}", leader=leader)
+
+
+def _is_alone(raft: Raft) -> bool:
+    # Before a change that is not committed, too: others may have what was sent before it, and the change may be undone.
+    possible = raft.memberships[-1 if raft.memberships[-1][0] <= raft.commit else -2 :]
+    return all(members.voters == (raft.me,) for _, members in possible)
 
 
 class Signal:
