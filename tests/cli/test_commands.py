@@ -75,7 +75,7 @@ def test_bad_topic_names_are_refused_before_anything_is_asked(command: tuple[str
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["broker"], "a broker needs --manager HOST:PORT and --id N"),
+        (["broker"], "a broker needs --id N"),
         (["broker", "--id", "1", "--manager", "no port:x"], "is not an address like 127.0.0.1:9400"),
         (["broker", "--id", "0", "--manager", "h:1"], "greater than or equal to 1"),
         (["up", "--managers", "2"], "1, 3 or 5 managers make a quorum"),

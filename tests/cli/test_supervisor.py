@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from quiver.cli.cluster_file import BrokerEntry, Cluster, SupervisorEntry, read_cluster, write_cluster
 from quiver.cli.launch import Plan, make_plan
+from quiver.cli.lock import FileLock
 from quiver.cli.supervisor import Backoff, Ended, NodeSpec, Supervisor
 from quiver.errors import InvalidRequestError
 
@@ -42,6 +44,7 @@ class Harness:
         restart: bool = True,
         stop_timeout_s: float = 10.0,
         specs: list[NodeSpec] | None = None,
+        added: str | None = None,
     ) -> None:
         self.data_dir = data_dir
         self.said: list[str] = []
@@ -53,6 +56,7 @@ class Harness:
             restart=restart,
             say=self.said.append,
             on_ready=self._on_ready,
+            make_broker=None if added is None else lambda number: cluster_of(*[added] * number)[-1],
             stop_timeout_s=stop_timeout_s,
         )
 
@@ -249,3 +253,92 @@ def test_a_cluster_has_as_many_brokers_as_its_directory_and_never_fewer(tmp_path
         plan(tmp_path, 2)
     with pytest.raises(InvalidRequestError, match="no room for 3 brokers"):
         plan(tmp_path, 3, port=65_534)
+
+
+async def add(harness: Harness, number: int) -> None:
+    (harness.data_dir / f"broker-{number}").mkdir(exist_ok=True)
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def entries(data_dir: Path) -> int:
+    cluster = read_cluster(data_dir)
+    assert cluster is not None
+    return len(cluster.brokers)
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_added_broker_is_started_and_told_like_the_others(tmp_path: Path, restart: bool) -> None:
+    async def during(harness: Harness) -> None:
+        assert entries(tmp_path) == 1
+        await add(harness, 2)
+        await harness.until(lambda: entries(tmp_path) == 2)
+        await add(harness, 2)  # the same again is nothing new
+        await add(harness, 3)
+        await harness.until(lambda: entries(tmp_path) == 3)
+
+    ended, harness = run(
+        lambda: Harness(tmp_path, "", specs=cluster_of("serve"), added="serve", restart=restart), during
+    )
+    assert ended == Ended(0)
+    assert [line for line in harness.said if line.endswith("is added")] == ["broker-2 is added", "broker-3 is added"]
+    assert (tmp_path / "logs" / "broker-2.log").read_text().count("--port") == 1
+
+
+@pytest.mark.parametrize("restart", [True, False])
+@pytest.mark.parametrize(("how", "reason"), [("user-mistake", "the port is in use"), ("crash", "broken on purpose")])
+def test_added_broker_that_cannot_start_ends_nothing(tmp_path: Path, restart: bool, how: str, reason: str) -> None:
+    async def during(harness: Harness) -> None:
+        failed = tmp_path / "broker-2" / "start-failed"
+        await add(harness, 2)
+        await harness.until(lambda: failed.exists() and reason in failed.read_text())
+        pid = harness.pid()
+        if restart:
+            os.kill(pid, signal.SIGKILL)
+            await harness.until(lambda: harness.pid() != pid)
+        assert entries(tmp_path) == 1 and is_alive(harness.pid())
+
+    ended, _ = run(lambda: Harness(tmp_path, "", specs=cluster_of("serve"), added=how, restart=restart), during)
+    assert ended == Ended(0)
+
+
+def test_directory_that_somebody_runs_by_hand_is_left_alone(tmp_path: Path) -> None:
+    async def during(harness: Harness) -> None:
+        (tmp_path / "broker-2").mkdir()
+        lock = FileLock(tmp_path / "broker-2" / "lock")
+        assert lock.acquire()
+        with lock:
+            await add(harness, 3)
+            await harness.until(lambda: entries(tmp_path) == 2)
+
+    _, harness = run(lambda: Harness(tmp_path, "", specs=cluster_of("serve"), added="serve"), during)
+    assert "broker-2 is added" not in harness.said
+
+
+def test_embedded_node_takes_no_broker_and_does_not_die_of_the_question(tmp_path: Path) -> None:
+    async def during(harness: Harness) -> None:
+        await add(harness, 2)
+        pid = harness.pid()
+        os.kill(pid, signal.SIGKILL)
+        await harness.until(lambda: harness.pid() != pid)
+        cluster = read_cluster(tmp_path)
+        assert cluster is not None and not cluster.supervisor.takes_brokers
+
+    ended, _ = run(lambda: Harness(tmp_path, "serve"), during)
+    assert ended == Ended(0)
+
+
+def test_added_broker_gets_the_port_of_the_next_start_if_that_is_free(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        plan = make_plan({"data_dir": str(tmp_path), "port": port - 3}, restart=True, config=None, brokers=2)
+        assert plan.added_broker(3).port == 0
+    assert plan.added_broker(3).port == port
+    free = make_plan({"data_dir": str(tmp_path), "port": 0}, restart=True, config=None, brokers=2)
+    assert free.added_broker(3).port == 0
+    above = make_plan({"data_dir": str(tmp_path), "port": 65_533}, restart=True, config=None, brokers=2)
+    assert above.added_broker(3).port == 0
+    (tmp_path / "broker-3").mkdir()
+    again = make_plan({"data_dir": str(tmp_path), "port": port - 3}, restart=True, config=None)
+    assert [spec.port for spec in again.specs() if spec.id == 3] == [port]

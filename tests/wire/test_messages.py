@@ -21,6 +21,7 @@ from quiver.wire.admin_messages import (
     RemoveBroker,
     RemoveManager,
     SetReplicas,
+    TakeIn,
 )
 from quiver.wire.fields import CONSUMER_NAME_MAX
 from quiver.wire.group_messages import (
@@ -123,6 +124,7 @@ EXAMPLES: list[Struct] = [
     AddManager(2**31 - 1, "h" * 300),
     RemoveManager(1),
     GetManagers(),
+    TakeIn("c" * 64, ["h" * 300] * 5),
 ]
 
 

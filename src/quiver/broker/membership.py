@@ -36,6 +36,8 @@ from quiver.wire.admin_messages import (
     GetMoves,
     Rebalance,
     RemoveBroker,
+    TakeIn,
+    TakenIn,
 )
 from quiver.wire.group_messages import GROUP_REQUESTS
 from quiver.wire.messages import CreateTopic, DeleteTopic, GetMetadata, JoinCluster, JoinReply, MetadataReply
@@ -56,9 +58,22 @@ class Members(msgspec.Struct, frozen=True):
     managers: list[str] = []
 
 
+def load_members(disk: Disk, directory: str) -> Members:
+    """What a broker remembers of its cluster; nothing when it never was in one."""
+    path = f"{directory}/{_FILE}"
+    if not disk.exists(path):
+        return Members()
+    file = disk.open(path)
+    try:
+        return msgspec.json.decode(file.pread(file.size(), 0), type=Members)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{path} cannot be read: {error}") from error
+
+
 class Membership:
-    """`serve` is the broker's own answer to a request; it knows `leaders`, and was told of `topics`. `on_removed` is
-    called when the manager no longer wants it."""
+    """`manager`: addresses to begin with, joined by commas; those that are remembered are asked too. `serve` is the
+    broker's own answer to a request; it knows `leaders`, and was told of `topics`. `on_removed` is called when the
+    manager no longer wants it."""
 
     def __init__(
         self,
@@ -83,8 +98,9 @@ class Membership:
         self._leaders = leaders
         self._topics = topics
         self._on_removed = on_removed
-        self._members = self._load()
-        self._link = AnyLink((*manager.split(","), *self._members.managers), f"broker-{me}")
+        self._members = load_members(disk, directory)
+        self._link = AnyLink(filter(None, (*manager.split(","), *self._members.managers)), f"broker-{me}")
+        self._address = ""
         self._known = MetadataReply("", [], [])  # what the manager last said of all topics
         self._known_at = -1  # the change of metadata that `_known` was asked after
         self._manager_is_here = False
@@ -109,6 +125,7 @@ class Membership:
             RemoveBroker: self._pass_on,
             Rebalance: self._pass_on,
             GetMoves: self._pass_on,
+            TakeIn: self._take_in,
             **dict.fromkeys(MANAGER_KINDS.values(), self._pass_on),
             **dict.fromkeys(GROUP_REQUESTS, self._pass_on),
         }
@@ -199,15 +216,6 @@ class Membership:
         self._peers.cluster_id = members.cluster_id
         self._peers.set_addresses({node.id: node.address for node in members.brokers})
 
-    def _load(self) -> Members:
-        if not self._disk.exists(self._path):
-            return Members()
-        file = self._disk.open(self._path)
-        try:
-            return msgspec.json.decode(file.pread(file.size(), 0), type=Members)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f"{self._path} cannot be read: {error}") from error
-
     def _save(self) -> None:
         try:
             write_atomically(self._disk, self._path, msgspec.json.encode(self._members))
@@ -256,6 +264,10 @@ class Membership:
             )
             for topic in topics
         ]
+
+    async def _take_in(self, request: TakeIn, payload: memoryview, flow: Flow) -> Reply:
+        """It has managers already, and goes on with these."""
+        return TakenIn(self._me, self._address, self._members.cluster_id), ()
 
     async def _change_topics(self, request: CreateTopic | DeleteTopic, payload: memoryview, flow: Flow) -> Reply:
         from_manager = request.uids if isinstance(request, CreateTopic) else request.uid

@@ -1,5 +1,5 @@
-"""`quiver broker`: runs one broker that joins a cluster, on this host or another; `list`, `remove` and `rebalance` are
-about the brokers of a running cluster.
+"""`quiver broker`: runs one broker that joins a cluster, on this host or another; `list`, `add`, `remove` and
+`rebalance` are about the brokers of a running cluster.
 
 Rule: the cluster does the work. A command that waits for it may be interrupted; the work goes on.
 """
@@ -35,6 +35,9 @@ def register(app: typer.Typer) -> None:
             "quiver broker --manager 127.0.0.1:9400 --id 4 --port 9404",
             "quiver broker --manager 10.0.0.5:9400 --id 2 --host 10.0.0.6 --data-dir /var/lib/quiver --insecure",
             "quiver broker list",
+            "quiver broker add",
+            "quiver broker --id 4 --port 9404",
+            "quiver broker add 127.0.0.1:9404",
             "quiver broker remove 3",
             "quiver broker rebalance",
         ),
@@ -65,19 +68,26 @@ def broker(
         str | None, typer.Option(metavar="FILE", show_default=False, help="Settings file. Default: ./quiver.toml.")
     ] = None,
 ) -> None:
-    """Run one broker that joins the cluster of a manager, until Ctrl-C; or list, remove and rebalance brokers.
+    """Run one broker that joins the cluster of a manager, until Ctrl-C; or list, add, remove and rebalance brokers.
+
+    Without --manager it joins the cluster that its directory remembers, else it waits until 'quiver broker add
+    HOST:PORT' adds it to one.
 
     It keeps its messages in DATA/broker-ID. It must keep its id and its directory: one that comes back without its
     directory is taken in as a newcomer, and gets its replicas from the others.
     """
     if context.invoked_subcommand is not None:
         return
-    if manager is None or id_ is None:
-        raise InvalidRequestError("a broker needs --manager HOST:PORT and --id N; 'quiver broker list' shows brokers")
+    if id_ is None:
+        raise InvalidRequestError(
+            "a broker needs --id N, and --manager HOST:PORT or 'quiver broker add'; 'quiver broker list' shows brokers"
+        )
     from quiver.cli.node import main
     from quiver.client.cluster import parse_servers
 
-    arguments = ["--role", "broker", "--node-id", str(id_), "--manager", ",".join(parse_servers(manager))]
+    arguments = ["--role", "broker", "--node-id", str(id_)]
+    if manager is not None:
+        arguments += ["--manager", ",".join(parse_servers(manager))]
     for flag, value in (("--data-dir", data_dir), ("--host", host), ("--port", port), ("--config", config)):
         if value is not None:
             arguments += [flag, str(value)]
@@ -105,6 +115,33 @@ def list_(as_json: AsJson = False, servers: Servers = None, data_dir: DataDir = 
         return
     columns = ("id", "address", "state", "replicas", "leads", "moving")
     table("Brokers", columns, [(str(row["id"]), *(row[column] for column in columns[1:])) for row in rows])
+
+
+@_commands.command(
+    epilog=examples(
+        "quiver broker add", "quiver broker add --data-dir /var/lib/quiver", "quiver broker add 10.0.0.6:9404"
+    )
+)
+def add(
+    address: Annotated[
+        str | None,
+        typer.Argument(metavar="[HOST:PORT]", show_default=False, help="Where a broker waits to be added."),
+    ] = None,
+    servers: Servers = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Add a broker: start one more on this machine, or take in one that waits at HOST:PORT.
+
+    Without an address it is for a cluster that 'quiver up --brokers N' or '--managers N' runs on this machine: the new
+    broker runs under the same supervisor, and the next 'quiver up' starts it too. With one, start it first, on any
+    host, with 'quiver broker --id N' and without --manager.
+    """
+    from quiver.cli.added_broker import start_broker, take_in
+
+    number, where = start_broker(servers, data_dir) if address is None else take_in(address, servers, data_dir)
+    print(
+        f"Broker {number} serves {where}. New topics use it; 'quiver broker rebalance' gives it its share of the rest."
+    )
 
 
 @_commands.command(epilog=examples("quiver broker remove 3", "quiver broker remove 3 --no-wait"))

@@ -32,7 +32,10 @@ class ManagerEntry(msgspec.Struct, frozen=True):
 
 
 class SupervisorEntry(msgspec.Struct, frozen=True):
+    """`takes_brokers`: SIGUSR1 makes it start brokers whose directories were made since. Others would die of it."""
+
     pid: int
+    takes_brokers: bool = False
 
 
 class Cluster(msgspec.Struct, frozen=True):

@@ -1,17 +1,20 @@
-"""The two kinds of process of a cluster of several: a manager, and a broker that joins the managers.
+"""The two kinds of process of a cluster of several: a manager, and a broker that joins the managers it was given, that
+it remembers, or that somebody tells it while it waits.
 
 Rule: they only compose, as the embedded node does. Here manager and brokers know each other over the network.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
 
-from quiver.broker.membership import Membership
+from quiver.broker.membership import Membership, load_members
 from quiver.broker.server import Broker
+from quiver.broker.waiting import Waiting
 from quiver.config import NodeSettings
 from quiver.errors import InvalidRequestError, NodeRemovedError
 from quiver.log.disk import SystemDisk
@@ -88,43 +91,65 @@ class BrokerNode:
     primary = 0
 
     def __init__(
-        self, settings: NodeSettings, on_removed: Callable[[NodeRemovedError], None] = lambda error: None
+        self,
+        settings: NodeSettings,
+        on_removed: Callable[[NodeRemovedError], None] = lambda error: None,
+        on_waiting: Callable[[str], None] = lambda address: None,
     ) -> None:
-        if not settings.manager:
-            raise InvalidRequestError("a broker needs the address of a manager: --manager host:port")
-        me = settings.node_id
-        disk = SystemDisk()
-        directory = f"{settings.data_dir}/broker-{me}"
-        disk.make_directory(directory)
-        self._peers = Peers(me, settings.net)
-        self._membership = Membership(
-            settings.manager,
-            me,
-            self._peers,
-            disk,
-            directory,
-            heartbeat_s=settings.heartbeat_s,
-            serve=lambda request, payload, flow: self._broker.serve(request, payload, flow),
-            leaders=lambda: self._broker.leaders(),
-            topics=lambda: self._broker.topics(),
-            on_removed=on_removed,
-        )
-        self._broker = Broker(settings, disk, others=self._membership.handlers, peers=self._peers)
+        """`on_waiting` is told the address of one that knows no manager and waits to be added."""
+        self._settings = settings
+        self._on_removed = on_removed
+        self._on_waiting = on_waiting
+        self._disk = SystemDisk()
+        self._directory = f"{settings.data_dir}/broker-{settings.node_id}"
+        self._disk.make_directory(self._directory)
+        self._peers = Peers(settings.node_id, settings.net)
+        self._broker: Broker | None = None
+        self._membership: Membership | None = None
 
     @property
     def address(self) -> str:
-        return self._broker.address
+        return "" if self._broker is None else self._broker.address
 
     async def start(self) -> None:
-        await self._broker.start()
+        settings = self._settings
+        if not settings.manager and not load_members(self._disk, self._directory).managers:
+            waiting = Waiting(settings)
+            managers = await waiting.until_added(self._on_waiting)
+            settings = dataclasses.replace(settings, manager=",".join(managers), port=waiting.port)
+        membership = self._make_membership(settings)
+        broker = Broker(settings, self._disk, others=membership.handlers, peers=self._peers)
+        self._membership, self._broker = membership, broker
+        await broker.start()
         try:
-            await self._membership.start(self._broker.address, self._broker.disk_id, self._broker.join_cluster)
+            await membership.start(broker.address, broker.disk_id, broker.join_cluster)
         except BaseException:
             await self.stop()
             raise
 
+    def _make_membership(self, settings: NodeSettings) -> Membership:
+        return Membership(
+            settings.manager,
+            settings.node_id,
+            self._peers,
+            self._disk,
+            self._directory,
+            heartbeat_s=settings.heartbeat_s,
+            serve=lambda request, payload, flow: self._here.serve(request, payload, flow),
+            leaders=lambda: self._here.leaders(),
+            topics=lambda: self._here.topics(),
+            on_removed=self._on_removed,
+        )
+
+    @property
+    def _here(self) -> Broker:
+        assert self._broker is not None  # membership is asked by the broker's port alone
+        return self._broker
+
     async def stop(self) -> None:
         """The broker first: it still needs the others to hand its partitions over."""
-        await self._broker.stop()
-        await self._membership.stop()
+        if self._broker is not None:
+            await self._broker.stop()
+        if self._membership is not None:
+            await self._membership.stop()
         await self._peers.close()

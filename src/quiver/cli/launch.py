@@ -23,7 +23,7 @@ from typing import Any
 from quiver.cli.cluster_file import Cluster, find_running, supervisor_lock
 from quiver.cli.ready import EXIT_USER_MISTAKE, ClusterReady, ReadyPipe, StartFailed, last_words, parse_report
 from quiver.cli.settings import CONFIG_DEFAULT, PORT_MAX, load_settings
-from quiver.cli.supervisor import Ended, NodeSpec, Supervisor
+from quiver.cli.supervisor import Ended, NodeSpec, Supervisor, numbers_of
 from quiver.errors import InvalidRequestError, QuiverError, RequestError, UnavailableError
 
 # Those who only look (status, down) hold the lock for microseconds; so long a start waits before it believes them.
@@ -60,9 +60,8 @@ class Plan:
 
     def specs(self) -> list[NodeSpec]:
         """One embedded node, or managers and brokers, on ports one after the other."""
-        # -P: a file of the user's directory must not stand in for a module of ours.
-        command = (sys.executable, "-P", "-m", "quiver.cli.node", *self.arguments(), "--node-id")
-        if self.brokers == self.managers == 1:
+        command = self._command()
+        if self.is_embedded:
             return [NodeSpec("broker-1", 1, (*command, "1"), self.port, self.http_port)]
         specs: list[NodeSpec] = []
         ports = self._manager_ports()
@@ -72,11 +71,35 @@ class Plan:
             manager = (*command, str(number), "--role", "manager", *(("--peers", peers) if self.managers > 1 else ()))
             http_port = self.http_port + number - 1 if self.http_port else 0
             specs.append(NodeSpec(f"manager-{number}", number, manager, port, http_port, "manager"))
-        for number in range(1, self.brokers + 1):
-            port = self.port + self.managers + number - 1 if self.port else 0
-            broker = (*command, str(number), "--role", "broker")
-            specs.append(NodeSpec(f"broker-{number}", number, broker, port, 0, "broker"))
-        return specs
+        return specs + [self._broker(number) for number in range(1, self.brokers + 1)]
+
+    @property
+    def is_embedded(self) -> bool:
+        return self.brokers == self.managers == 1
+
+    def added_broker(self, number: int) -> NodeSpec:
+        """One that is added while the cluster runs: as the next start will have it, but on a free port if need be."""
+        spec = self._broker(number)
+        return spec if spec.port <= PORT_MAX and self._is_free(spec.port) else dataclasses.replace(spec, port=0)
+
+    def _broker(self, number: int) -> NodeSpec:
+        port = self.port + self.managers + number - 1 if self.port else 0
+        return NodeSpec(
+            f"broker-{number}", number, (*self._command(), str(number), "--role", "broker"), port, 0, "broker"
+        )
+
+    def _command(self) -> tuple[str, ...]:
+        # -P: a file of the user's directory must not stand in for a module of ours.
+        return (sys.executable, "-P", "-m", "quiver.cli.node", *self.arguments(), "--node-id")
+
+    def _is_free(self, port: int) -> bool:
+        with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the broker will
+            try:
+                probe.bind((self.host, port))
+            except OSError:
+                return False
+        return True
 
     def _manager_ports(self) -> list[int]:
         """Managers must know each other's ports before they start."""
@@ -124,8 +147,7 @@ def make_plan(
 
 def decide_count(role: str, what: str, asked: int | None, data_dir: Path) -> int:
     """As many as were asked for, else as many as the data directory has. Never fewer: what they hold would miss."""
-    found = (path.name.removeprefix(f"{role}-") for path in data_dir.glob(f"{role}-*"))
-    held = max((int(number) for number in found if number.isdigit()), default=1)
+    held = max(numbers_of(role, data_dir), default=1)
     if asked is None:
         return held
     if asked < held:
@@ -142,7 +164,10 @@ def run_cluster(plan: Plan, say: Callable[[str], None], on_ready: Callable[[Clus
     if not lock.acquire(SUPERVISOR_LOCK_WAIT_S):
         raise already_running(plan.data_dir)
     with lock:
-        supervisor = Supervisor(plan.data_dir, plan.specs(), restart=plan.restart, say=say, on_ready=on_ready)
+        make_broker = None if plan.is_embedded else plan.added_broker
+        supervisor = Supervisor(
+            plan.data_dir, plan.specs(), restart=plan.restart, say=say, on_ready=on_ready, make_broker=make_broker
+        )
         return asyncio.run(supervisor.run())
 
 

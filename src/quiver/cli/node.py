@@ -113,7 +113,18 @@ def make_node(settings: NodeSettings, role: str, on_removed: Callable[[NodeRemov
         return EmbeddedNode(settings)
     from quiver.cli.cluster_nodes import BrokerNode, ManagerNode
 
-    return ManagerNode(settings, on_removed) if role == "manager" else BrokerNode(settings, on_removed)
+    if role == "manager":
+        return ManagerNode(settings, on_removed)
+    return BrokerNode(settings, on_removed, lambda address: _say_waiting(settings.node_id, address))
+
+
+def _say_waiting(broker_id: int, address: str) -> None:
+    with contextlib.suppress(OSError):  # whoever read our output may be gone
+        print(
+            f"Broker {broker_id} listens at {address} and waits to be added to a cluster: "
+            f"'quiver broker add {address}' does that. Ctrl-C ends it.",
+            flush=True,
+        )
 
 
 async def serve(settings: NodeSettings, parent: ReadyPipe, role: str) -> None:

@@ -3,8 +3,12 @@
 It owns DATA while it runs: the lock says that it runs, cluster.json says who serves where. Each node is a child process
 that reports on a pipe when it serves, and whose standard input is a pipe from here, so that it ends when we do.
 
+SIGUSR1 says that a directory DATA/broker-N was made for one more broker (`quiver broker add`).
+
 Rule: one task per node decides about that node; only `run` ends the whole cluster. A node that gives up before it
 served once needs a person, and ends the cluster with its own exit code and message; one that dies later is restarted.
+A broker that was added while the cluster runs never ends it before it has served: why it did not is left in its
+directory.
 """
 
 from __future__ import annotations
@@ -21,8 +25,11 @@ from pathlib import Path
 from typing import Final
 
 from quiver.cli.cluster_file import BrokerEntry, Cluster, ManagerEntry, SupervisorEntry, remove_cluster, write_cluster
+from quiver.cli.lock import is_held
 from quiver.cli.primary import find_primary
 from quiver.cli.ready import EXIT_FAILED, EXIT_REMOVED, NodeReady, StartFailed, last_words, parse_report
+
+START_FAILED_FILE: Final = "start-failed"  # in the directory of a broker that was added: why it does not run
 
 BACKOFF_S_MIN: Final = 0.1
 BACKOFF_S_MAX: Final = 10.0
@@ -77,11 +84,13 @@ class _Node:
     http_port: int  # likewise
     process: Process | None = None
     ready: NodeReady | None = None  # the last ready, kept while the node is being restarted
+    added: bool = False  # since the cluster runs
     backoff: Backoff = dataclasses.field(default_factory=Backoff)
 
 
 class Supervisor:
-    """`say` gets one line for people for each event; `on_ready` is called once, when all nodes serve."""
+    """`say` gets one line for people for each event; `on_ready` is called once, when all nodes serve. `make_broker`
+    tells how to run a broker of that number, None when no broker can be added."""
 
     def __init__(
         self,
@@ -91,11 +100,14 @@ class Supervisor:
         restart: bool,
         say: Callable[[str], None],
         on_ready: Callable[[Cluster], None],
+        make_broker: Callable[[int], NodeSpec] | None = None,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
         self._data_dir = data_dir
         self._logs_dir = data_dir / "logs"
-        self._nodes = [_Node(spec, self._logs_dir / f"{spec.name}.log", spec.port, spec.http_port) for spec in specs]
+        self._nodes = [self._node(spec) for spec in specs]
+        self._make_broker = make_broker
+        self._removed: set[int] = set()  # brokers that were removed from the cluster since it runs
         self._restart = restart
         self._say = say
         self._on_ready = on_ready
@@ -107,21 +119,33 @@ class Supervisor:
     async def run(self) -> Ended:
         """Until SIGTERM, SIGINT or SIGHUP, or a node that must not be restarted. The caller holds the lock."""
         stop = asyncio.Event()
+        asked = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGUSR1, asked.set)
         self._logs_dir.mkdir(exist_ok=True)
         remove_cluster(self._data_dir)  # of a supervisor that was killed: nobody may take it for ours
         keepers = [asyncio.create_task(self._keep_running(node)) for node in self._nodes]
         stopping = asyncio.create_task(stop.wait())
         watching = asyncio.create_task(self._watch_primary())
+        adding = asyncio.create_task(asked.wait())
+        ended: Ended | None = None
         try:
-            await asyncio.wait([stopping, *keepers], return_when=asyncio.FIRST_COMPLETED)
-            ended = next((keeper.result() for keeper in keepers if keeper.done()), Ended(0))
+            while ended is None:
+                await asyncio.wait([stopping, adding, *keepers], return_when=asyncio.FIRST_COMPLETED)
+                ended = next((found for task in keepers if task.done() and (found := task.result())), None)
+                if ended is None and stopping.done():
+                    ended = Ended(0)
+                keepers = [keeper for keeper in keepers if not keeper.done()]
+                if adding.done():
+                    asked.clear()
+                    adding = asyncio.create_task(asked.wait())
+                    keepers += [asyncio.create_task(self._keep_running(node)) for node in self._take_in()]
         finally:
-            for task in (stopping, watching, *keepers):
+            for task in (stopping, watching, adding, *keepers):
                 task.cancel()
-            await asyncio.gather(stopping, watching, *keepers, return_exceptions=True)
+            await asyncio.gather(stopping, watching, adding, *keepers, return_exceptions=True)
             # Brokers last: what the manager still answers needs them.
             for brokers in (False, True):
                 stopping_now = [node for node in self._nodes if (node.spec.role == "broker") is brokers]
@@ -129,7 +153,28 @@ class Supervisor:
             remove_cluster(self._data_dir)
         return ended
 
-    async def _keep_running(self, node: _Node) -> Ended:
+    def _node(self, spec: NodeSpec, *, added: bool = False) -> _Node:
+        return _Node(spec, self._logs_dir / f"{spec.name}.log", spec.port, spec.http_port, added=added)
+
+    def _take_in(self) -> list[_Node]:
+        """The brokers that have a directory and are not run by anybody."""
+        if self._make_broker is None:
+            return []
+        known = {node.spec.id for node in self._nodes if node.spec.role == "broker"} | self._removed
+        found = []
+        for number in sorted(numbers_of("broker", self._data_dir) - known):
+            directory = self._data_dir / f"broker-{number}"
+            if is_held(directory / "lock"):
+                continue  # somebody runs it by hand
+            with contextlib.suppress(OSError):
+                (directory / START_FAILED_FILE).unlink()
+            found.append(self._node(self._make_broker(number), added=True))
+            self._say(f"broker-{number} is added")
+        self._nodes += found
+        return found
+
+    async def _keep_running(self, node: _Node) -> Ended | None:
+        """None: the others go on without it."""
         while True:
             log_start = node.log_path.stat().st_size if node.log_path.exists() else 0
             up_s = 0.0
@@ -138,7 +183,7 @@ class Supervisor:
             except OSError as error:  # no process, descriptor or disk space left
                 cause = f"{node.spec.name} cannot be started: {error.strerror}"
                 if node.ready is None:
-                    return Ended(EXIT_FAILED, cause)
+                    return self._cannot_start(node, EXIT_FAILED, cause)
             else:
                 if isinstance(said, NodeReady):
                     up_since = time.monotonic()
@@ -147,11 +192,14 @@ class Supervisor:
                     up_s = time.monotonic() - up_since
                 code = await process.wait()
                 if code == EXIT_REMOVED:
-                    return await self._leave_out(node)
+                    self._leave_out(node)
+                    return None
                 if node.ready is None and code > 0:
                     # It ended by itself and never served: a restart would meet the same port, directory or damage.
-                    return Ended(code, _reason(node, said, log_start))
+                    return self._cannot_start(node, code, _reason(node, said, log_start))
                 cause = f"{node.spec.name} (pid {process.pid}) {_describe_exit(code)}"
+            if not self._restart and node.added and node.ready is None:
+                return self._cannot_start(node, EXIT_FAILED, cause)
             if not self._restart:
                 return Ended(EXIT_FAILED, f"{cause}; the cluster ends (--no-restart). Its log: {node.log_path}")
             delay_s = node.backoff.delay_s(up_s)
@@ -198,16 +246,27 @@ class Supervisor:
         if restarted and self._announced:
             self._say(f"{node.spec.name} serves {ready.address} again (pid {ready.pid})")
 
-    async def _leave_out(self, node: _Node) -> Ended:
+    def _leave_out(self, node: _Node) -> None:
         """That broker is not part of the cluster any more; the others go on without it."""
         self._say(f"{node.spec.name} was removed from the cluster and is not started again")
         self._nodes.remove(node)
+        self._removed.add(node.spec.id)
         self._tell()
-        never: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        return await never
+
+    def _cannot_start(self, node: _Node, code: int, reason: str) -> Ended | None:
+        """Of one that was added the others have no need. Whoever added it looks for the reason in its directory."""
+        if not node.added:
+            return Ended(code, reason)
+        self._say(f"{node.spec.name} cannot be added: {reason}")
+        self._nodes.remove(node)
+        try:
+            (self._data_dir / node.spec.name / START_FAILED_FILE).write_text(reason)
+        except OSError as error:
+            self._say(f"cannot write the reason into its directory: {error.strerror}")
+        return None
 
     def _tell(self) -> None:
-        if any(other.ready is None for other in self._nodes):
+        if any(other.ready is None and not other.added for other in self._nodes):
             return
         cluster = self._write()
         if not self._announced:
@@ -245,7 +304,7 @@ class Supervisor:
             # An SDK may ask any node; brokers first, because a manager may be one of one.
             servers=tuple(dict.fromkeys(entry.address for entry in (*brokers, *managers))),
             brokers=tuple(BrokerEntry(entry.id, entry.pid, entry.address) for entry in brokers),
-            supervisor=SupervisorEntry(os.getpid()),
+            supervisor=SupervisorEntry(os.getpid(), takes_brokers=self._make_broker is not None),
             managers=tuple(ManagerEntry(entry.id, entry.pid, entry.http, entry.address) for entry in managers),
             http=tuple(entry.http for entry in sorted(managers, key=lambda one: one.id != self._primary)),
         )
@@ -263,6 +322,12 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def numbers_of(role: str, data_dir: Path) -> set[int]:
+    """The nodes that have a directory here."""
+    found = (path.name.removeprefix(f"{role}-") for path in data_dir.glob(f"{role}-*"))
+    return {int(number) for number in found if number.isdecimal()}
 
 
 def _port_of(address: str) -> int:

@@ -15,21 +15,20 @@ import re
 import threading
 import uuid
 from collections.abc import Sequence
-from types import TracebackType
-from typing import ClassVar, Final, Self
+from typing import Final
 
-from quiver.client.http import HttpLink, Params, Reply
+from quiver.client.classic_base import TIMEOUT_S_DEFAULT, URL_DEFAULT, ClassicClient, PartitionLook
+from quiver.client.http import Params, Reply
 from quiver.errors import QuiverError
 from quiver.types import RecordMetadata
 from quiver.wire.partitioning import partition_of_key
 
-URL_DEFAULT: Final = "http://127.0.0.1:8002"
-TIMEOUT_S_DEFAULT: Final = 30.0
 # A number that no message has: sent to be refused, because the refusal names the number that is expected.
 _SEQUENCE_TO_ASK: Final = 2**62 - 1
 _EXPECTED: Final = re.compile(r"expected sequence is (\d+)")
 _EXISTS: Final = "Topic already exists"
 _NOTHING_LEFT: Final = "No new message"
+_NO_PARTITION: Final = re.compile(r"Partition \d+ does not exist")
 
 
 class MyProducerError(QuiverError):
@@ -54,49 +53,6 @@ class Message(str):
     offset: int
 
 
-class _Client:
-    _error: ClassVar[type[QuiverError]]
-
-    def __init__(self, url: str | Sequence[str], timeout: float) -> None:
-        self._link = HttpLink(url, timeout)
-        self._lock = threading.Lock()
-
-    def ListTopics(self) -> list[str]:
-        """The names of all topics."""
-        topics: list[str] = self._checked(self._link.get("/topics", {})).body["topics"]
-        return topics
-
-    def _partitions(self, topic: str) -> list[int]:
-        reply = self._checked(self._link.get("/topics/partitions", {"topic_name": topic}))
-        partitions: list[int] = reply.body["partitions"]
-        return partitions
-
-    def _checked(self, reply: Reply) -> Reply:
-        if not reply.is_success:
-            raise self._error(reply.message, status=reply.status)
-        return reply
-
-    def _check_partition(self, partition: object) -> None:
-        if partition is not None and (not isinstance(partition, int) or isinstance(partition, bool)):
-            raise self._error(f"partition must be an integer, not {type(partition).__name__}", status=400)
-
-    def close(self) -> None:
-        """Closes the connections. The client may still be used; it opens new ones."""
-        self._link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_link"):  # not so when the arguments were wrong
-            self._link.close()
-
-
 class _ProducerLane:
     """One partition's numbering. Whoever sends to the partition holds the lock: numbers arrive in order."""
 
@@ -109,15 +65,18 @@ class _ProducerLane:
 
 
 class _ProducerRegistration:
-    __slots__ = ("id", "partition", "partition_count")
+    """`counts`: how many partitions the topic had, one after the other; the last is how many there are now."""
 
-    def __init__(self, producer_id: int, partition: int | None, partition_count: int) -> None:
+    __slots__ = ("counts", "id", "look", "partition")
+
+    def __init__(self, producer_id: int, partition: int | None, counts: list[int]) -> None:
         self.id = producer_id
         self.partition = partition
-        self.partition_count = partition_count
+        self.counts = counts
+        self.look = PartitionLook()
 
 
-class MyProducer(_Client):
+class MyProducer(ClassicClient):
     """Sends messages over HTTP. Safe to share between threads.
 
         producer = MyProducer("http://127.0.0.1:8002")  # of any manager; a list of several is fine
@@ -125,9 +84,10 @@ class MyProducer(_Client):
         producer.Enqueue("logs", "hello")          # -> RecordMetadata(topic='logs', partition=0, offset=0)
 
     Without partition and key all messages of this producer go to one partition, chosen by `client`, and keep their
-    order. `client` names the producer to the server, which counts messages by it; a name belongs to one producer object
-    at a time, because two that number their messages under one name would take each other's for repetitions. Without it
-    a new name is made.
+    order, also when the topic gets more partitions. Keys are spread over all partitions; that there are more is noticed
+    within PARTITIONS_REFRESH_S. `client` names the producer to the server, which counts messages by it; a name belongs
+    to one producer object at a time, because two that number their messages under one name would take each other's for
+    repetitions. Without it a new name is made.
 
     A server that is away is tried again for `timeout` seconds. After that Enqueue raises, and the message may or may
     not be stored: calling Enqueue with the same message again stores it once; any other message waits until the open
@@ -166,9 +126,13 @@ class MyProducer(_Client):
         self._check_partition(partition)
         reply = self._checked(self._link.post("/producer/register", {"topic": topic, "partition_id": partition}))
         producer_id: int = reply.body["producer_id"]
-        registration = _ProducerRegistration(producer_id, partition, len(self._partitions(topic)))
+        count = len(self._partitions(topic))
         with self._lock:
-            self._registrations[topic] = registration
+            before = self._registrations.get(topic)
+            counts = (
+                before.counts if before is not None and before.counts[-1] <= count else []
+            )  # else it is another one
+            self._registrations[topic] = _ProducerRegistration(producer_id, partition, _grown(counts, count))
         return producer_id
 
     def Enqueue(self, topic: str, message: str, partition: int | None = None, key: str | None = None) -> RecordMetadata:
@@ -185,7 +149,14 @@ class MyProducer(_Client):
             registration = self._registrations.get(topic)
             if registration is None:
                 raise MyProducerError(f"call RegisterProducer({topic!r}) first", status=400)
-            number = self._choose(registration, partition, key)
+            free = partition is None and registration.partition is None and key is not None
+            look = free and registration.look.is_due()
+        if look:
+            count = len(self._partitions(topic))
+            with self._lock:
+                registration.counts = _grown(registration.counts, count)
+        with self._lock:
+            number = self._choose(topic, registration, partition, message, key)
             lane = self._lanes.setdefault((topic, number), _ProducerLane(self._first_sequence))
         with lane.lock:
             if lane.pending not in (None, (message, key)):
@@ -201,13 +172,23 @@ class MyProducer(_Client):
             if lane.pending is not None:
                 raise
 
-    def _choose(self, registration: _ProducerRegistration, partition: int | None, key: str | None) -> int:
-        """What the server would choose. It is told, so that a retry meets its first try whatever changes meanwhile."""
+    def _choose(
+        self, topic: str, registration: _ProducerRegistration, partition: int | None, message: str, key: str | None
+    ) -> int:
+        """It is told to the server, so that a retry meets its first try whatever changes meanwhile."""
         if partition is not None:
             return partition
         if registration.partition is not None:
             return registration.partition
-        return partition_of_key((self.client if key is None else key).encode(), registration.partition_count)
+        if key is None:
+            return partition_of_key(self.client.encode(), registration.counts[0])
+        *earlier, count = registration.counts
+        for before in earlier:
+            number = partition_of_key(key.encode(), before)
+            lane = self._lanes.get((topic, number))
+            if lane is not None and lane.pending == (message, key):
+                return number  # where its first try may have stored it, when there were fewer partitions
+        return partition_of_key(key.encode(), count)
 
     def _store(
         self, topic: str, producer_id: int, partition: int, lane: _ProducerLane, message: str, key: str | None
@@ -254,6 +235,11 @@ class MyProducer(_Client):
         return expected
 
 
+def _grown(counts: list[int], count: int) -> list[int]:
+    """A manager that is behind may know of fewer: their number only grows."""
+    return [*counts, count] if not counts or count > counts[-1] else counts
+
+
 def _expected(reply: Reply) -> int | None:
     """The number that a refusal names."""
     found = _EXPECTED.search(reply.message) if reply.status == 400 else None
@@ -271,22 +257,27 @@ class _ConsumerLane:
 
 
 class _ConsumerRegistration:
-    __slots__ = ("id", "lanes", "partitions", "turn")
+    """`look`: None for one that is registered to a partition, and has no others to look for."""
 
-    def __init__(self, consumer_id: int, partitions: list[int]) -> None:
+    __slots__ = ("id", "lanes", "look", "partitions", "turn")
+
+    def __init__(self, consumer_id: int, partitions: list[int], look: PartitionLook | None) -> None:
         self.id = consumer_id
         self.partitions = partitions
         self.lanes: dict[int, _ConsumerLane] = {}
+        self.look = look
         self.turn = 0  # whose turn it is when no partition is named
 
 
-class MyConsumer(_Client):
+class MyConsumer(ClassicClient):
     """Reads messages over HTTP, each once. Safe to share between threads: each message goes to one of them.
 
         consumer = MyConsumer("http://127.0.0.1:8002")
         consumer.RegisterConsumer("logs")          # begins at the oldest message that is kept
         consumer.Dequeue("logs")                   # -> 'hello'; raises NoNewMessageError when there is none
         consumer.Size("logs")                      # -> 0, what is left to read
+
+    A topic that gets more partitions is noticed within PARTITIONS_REFRESH_S.
 
     A server that is away is tried again for `timeout` seconds. After that Dequeue raises; nothing is skipped: the next
     call gets the message that this one would have got.
@@ -306,9 +297,9 @@ class MyConsumer(_Client):
         self._check_partition(partition)
         reply = self._checked(self._link.post("/consumer/register", {"topic": topic, "partition_id": partition}))
         consumer_id: int = reply.body["consumer_id"]
-        partitions = self._partitions(topic) if partition is None else [partition]
+        partitions, look = (self._partitions(topic), PartitionLook()) if partition is None else ([partition], None)
         with self._lock:
-            self._registrations[topic] = _ConsumerRegistration(consumer_id, partitions)
+            self._registrations[topic] = _ConsumerRegistration(consumer_id, partitions, look)
         return consumer_id
 
     def Dequeue(self, topic: str, partition: int | None = None) -> Message:
@@ -317,19 +308,34 @@ class MyConsumer(_Client):
         registration = self._registration(topic)
         if partition is not None:
             return self._take(topic, registration, partition)
+        self._look_for_partitions(topic, registration)
         with self._lock:
             turn = registration.turn
             registration.turn += 1
-        count = len(registration.partitions)
-        for step in range(count):
+            partitions = registration.partitions
+        for step in range(len(partitions)):
             try:
-                found = self._take(topic, registration, registration.partitions[(turn + step) % count])
+                found = self._take(topic, registration, partitions[(turn + step) % len(partitions)])
             except NoNewMessageError:
                 continue
+            except MyConsumerError as error:
+                if _NO_PARTITION.match(error.message):
+                    continue  # a manager that has not heard of it yet; another one told us of it
+                raise
             with self._lock:
                 registration.turn = turn + step + 1
             return found
         raise NoNewMessageError(f"{_NOTHING_LEFT} is published to {topic}", status=400)
+
+    def _look_for_partitions(self, topic: str, registration: _ConsumerRegistration) -> None:
+        """Also while messages come: those of the partitions that are known may never end."""
+        with self._lock:
+            if registration.look is None or not registration.look.is_due():
+                return
+        found = self._partitions(topic)
+        with self._lock:
+            if len(found) > len(registration.partitions):  # a manager that is behind may know of fewer
+                registration.partitions = found
 
     def Size(self, topic: str) -> int:
         """How many messages this consumer has still to read."""

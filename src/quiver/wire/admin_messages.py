@@ -106,4 +106,40 @@ class ManagersReply(Struct, array_like=True, frozen=True):
     managers: list[ManagerInfo]
 
 
+class TakeIn(Struct, array_like=True, frozen=True):
+    """Said by a manager to a broker that waits to be added: join that cluster, these are its managers. Without
+    managers it only asks who is there. A broker that has joined answers the same and does nothing."""
+
+    cluster_id: Annotated[str, Meta(max_length=64)]
+    managers: Annotated[list[Annotated[str, Meta(min_length=1, max_length=300)]], Meta(max_length=100)] = []
+
+
+class TakenIn(Struct, array_like=True, frozen=True):
+    """Who it is and where it is reached. `cluster_id`: the cluster it is part of, empty when it waits or joins."""
+
+    broker_id: int
+    address: str
+    cluster_id: str = ""
+
+
 MANAGER_KINDS: Final[dict[int, type[Struct]]] = {52: AddManager, 53: RemoveManager, 54: GetManagers}
+ADMIN_KINDS: Final[dict[int, type[Struct]]] = {
+    31: SetReplicas,
+    32: AddPartitions,
+    33: RemoveBroker,
+    34: Rebalance,
+    35: GetMoves,
+    50: AlterTopic,
+    51: GetConsumers,
+    **MANAGER_KINDS,
+    55: TakeIn,
+}
+# Of those that are answered with more than that it is done.
+ADMIN_REPLIES: Final[dict[type[Struct], type[Struct]]] = {
+    SetReplicas: ReplicasReply,
+    Rebalance: MovesReply,
+    GetMoves: MovesReply,
+    GetConsumers: ConsumersReply,
+    **dict.fromkeys(MANAGER_KINDS.values(), ManagersReply),
+    TakeIn: TakenIn,
+}
