@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
+from typing import Any
 
 from quiver.cli.cluster_file import BrokerEntry, Cluster, Running, SupervisorEntry
+from quiver.cli.heartbeats import CLIENTS_SHOWN, ago, client_cells, left_out
 from quiver.cli.render import human_bytes
 from quiver.cli.status import Answer, local_report, remote_report, replica_text, topic_rows
 from quiver.types import ManagerInfo, NodeInfo, PartitionStatus, ReplicaStatus
 
 CLUSTER = Cluster(("127.0.0.1:7001",), (BrokerEntry(1, 11, "127.0.0.1:7001"),), SupervisorEntry(10))
 ONE = PartitionStatus("b", 0, "online", 5, 9, 2048, 1)
+SEEN = "2026-11-17T20:00:00.000000+00:00"
+HEALTH: dict[str, Any] = {
+    "managers": [{"manager_id": 1, "last_heartbeat": SEEN}],
+    "brokers": [{"broker_id": 1, "last_heartbeat": SEEN}, {"broker_id": 2, "last_heartbeat": None}],
+    "producers": [{"producer_id": 4, "topic": "b", "last_heartbeat": None}],
+    "consumers": [
+        {"consumer_id": number, "topic": "b", "last_heartbeat": f"2026-11-17T19:00:{number:02}.000000+00:00"}
+        for number in range(CLIENTS_SHOWN + 3)
+    ],
+}
 
 
 def test_topics_and_partitions_are_in_order() -> None:
@@ -32,8 +45,12 @@ def test_topics_and_partitions_are_in_order() -> None:
 
 
 def test_a_local_report_joins_pids_and_answers() -> None:
-    report = local_report(Path("/d"), Running(10, CLUSTER), Answer([NodeInfo(1, "127.0.0.1:7001")], {1: [ONE]}, [], {}))
-    assert report["brokers"] == [{"id": 1, "pid": 11, "address": "127.0.0.1:7001", "state": "online"}]
+    report = local_report(
+        Path("/d"), Running(10, CLUSTER), Answer([NodeInfo(1, "127.0.0.1:7001")], {1: [ONE]}, [], {}, HEALTH)
+    )
+    assert report["brokers"] == [
+        {"id": 1, "pid": 11, "address": "127.0.0.1:7001", "state": "online", "last_heartbeat": SEEN}
+    ]
     assert report["supervisor"] == {"pid": 10}
     assert "error" not in report
 
@@ -48,14 +65,36 @@ def test_a_node_that_does_not_answer_is_unreachable() -> None:
 def test_a_remote_report_has_no_pids() -> None:
     managers = [ManagerInfo(2, "h:5", "http://h:6"), ManagerInfo(1, "h:3", "http://h:4")]
     health = {1: {"role": "primary", "term": 4, "lag": 0, "cut_off_since": None}}
-    report = remote_report(Answer([NodeInfo(2, "h:2"), NodeInfo(1, "h:1")], {1: [ONE]}, managers, health))
+    report = remote_report(Answer([NodeInfo(2, "h:2"), NodeInfo(1, "h:1")], {1: [ONE]}, managers, health, HEALTH))
     one, two = report["managers"]
     assert (one["id"], one["state"], one["role"], one["term"], one["lag"]) == (1, "online", "primary", 4, 0)
     assert (two["id"], two["state"], two["role"]) == (2, "unreachable", None)
     assert report["brokers"] == [
-        {"id": 1, "address": "h:1", "state": "online"},
-        {"id": 2, "address": "h:2", "state": "unreachable"},
+        {"id": 1, "address": "h:1", "state": "online", "last_heartbeat": SEEN},
+        {"id": 2, "address": "h:2", "state": "unreachable", "last_heartbeat": None},
     ]
+    assert [row["last_heartbeat"] for row in report["managers"]] == [SEEN, None]
+
+
+def test_clients_that_called_last_come_first_and_the_others_are_counted() -> None:
+    answer = Answer([], {}, [], {}, HEALTH)
+    report = remote_report(answer)
+    assert report["producers"] == [{"id": 4, "topic": "b", "last_heartbeat": None}]
+    assert [row["id"] for row in report["consumers"]] == list(range(CLIENTS_SHOWN + 2, 2, -1))
+    assert (report["producer_count"], report["consumer_count"], left_out(report)) == (1, CLIENTS_SHOWN + 3, 3)
+    everyone = remote_report(answer, clients=True)
+    assert (len(everyone["consumers"]), left_out(everyone)) == (CLIENTS_SHOWN + 3, 0)
+    cells = client_cells(everyone, datetime.datetime.fromisoformat(SEEN))
+    assert cells[0] == ("producer", "4", "b", "never")
+    assert cells[-1] == ("consumer", "0", "b", "1 h ago")
+
+
+def test_heartbeats_are_told_by_their_age() -> None:
+    now = datetime.datetime.fromisoformat(SEEN)
+    ages = [
+        ago((now - datetime.timedelta(seconds=passed)).isoformat(), now) for passed in (-3, 0.44, 59, 60, 7300, 2e5)
+    ]
+    assert ages == ["0.0 s ago", "0.4 s ago", "59.0 s ago", "1 min ago", "2 h ago", "2 d ago"]
 
 
 def replica(role: str, term: int, next_offset: int = 9, lags: tuple[ReplicaStatus, ...] = ()) -> PartitionStatus:

@@ -152,6 +152,20 @@ def test_a_change_of_a_topic_keeps_what_was_observed_of_its_partitions(url: str)
         assert [row[6] for row in dump(url)["partition_metadata"]] == [10, 20, 0]
 
 
+def test_the_leader_that_brokers_told_of_stays_while_it_has_a_replica(url: str) -> None:
+    def leaders() -> list[int]:
+        return [row[4] for row in dump(url)["partition_metadata"]]
+
+    with opened(url) as store:
+        state = State()
+        play(store, state, [broker(1, disk_id=7), broker(2, disk_id=8), create("logs", 2, replication_factor=2)])
+        assert leaders() == [1, 2]
+        store.record({("partition_metadata", "broker_id"): {1: 2, 2: 9}})
+        assert leaders() == [2, 9]
+        play(store, state, [add_partitions("logs", 2, 1)])
+        assert leaders() == [2, 2, 1]  # 9 has none of it
+
+
 def test_a_database_of_an_earlier_version_gets_the_columns_that_came_later(url: str) -> None:
     with opened(url) as store:
         play(store, State(), [broker(1), create("logs", 2)])
@@ -323,7 +337,7 @@ def test_observations_are_written_beside_the_rows(url: str) -> None:
             }
         )
         found = dump(url)
-        assert store.load_seen() == ({2: 333}, {})
+        assert store.load_seen() == ({2: 333}, {}, {1: 111, 2: 222}, {})
     assert [row[:4] for row in found["broker_metadata"]] == [
         (1, "127.0.0.1:9001", 111, "active"),
         (2, "127.0.0.1:9002", 222, "inactive"),

@@ -13,21 +13,23 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from quiver.metadata.store import sqlite_url
+from quiver.metadata.store import schema_url, sqlite_url
 from tests.metadata.kit import dump
 from tests.system.kit import until
 from tests.system.quick_commands import quick
-from tests.system.replicated_kit import BACK_S_MAX, LOG_TROUBLE, ReplicatedCluster
+from tests.system.replicated_kit import BACK_S_MAX, LOG_TROUBLE, ReplicatedCluster, free_ports
 
 # Tables of which every row is a function of the log, with the columns that are observed and not replicated.
 OBSERVED = {
     "broker_metadata": (2, 3),
-    "partition_metadata": (6,),
+    "partition_metadata": (4, 6),
     "producer_metadata": (3,),
     "consumer_metadata": (3, 4),
     "manager_metadata": (3, 4),
 }
 MANAGERS = (1, 2, 3)
+# A primary that stays, whatever else the machine does: a change of it is no harm, and answered with 503.
+PATIENT = {"QUIVER_RAFT_ELECTION_MS": "3000", "QUIVER_NET_PEER_SILENCE_S": "5", "QUIVER_METADATA_STALE_S": "10"}
 
 
 class ManagedCluster(ReplicatedCluster):
@@ -39,8 +41,10 @@ class ManagedCluster(ReplicatedCluster):
         self._environ = self._environ | {"QUIVER_FAILPOINTS": str(self.failpoints)}
 
     def start(self) -> None:
+        first = free_ports(2 * len(MANAGERS) + self._broker_count)  # the last ones for HTTP
+        ports = ["--port", str(first), "--http-port", str(first + len(MANAGERS) + self._broker_count)]
         command = [sys.executable, "-m", "quiver.cli.main", "up", "--brokers", str(self._broker_count)]
-        command += ["--managers", str(len(MANAGERS)), "--detach", "--data-dir", str(self.data_dir), "--port", "0"]
+        command += ["--managers", str(len(MANAGERS)), "--detach", "--data-dir", str(self.data_dir), *ports]
         run = subprocess.run(command, capture_output=True, env=self._environ, timeout=60)
         assert run.returncode == 0, run.stderr.decode()
         self.servers = ",".join(broker.address for broker in self.file.brokers)
@@ -89,13 +93,11 @@ class ManagedCluster(ReplicatedCluster):
             if any(word in line for word in (*LOG_TROUBLE, "metadata_owner_failed"))
         ]
 
-    def primary(self, not_this: int = 0) -> int:
-        """The manager that leads, as soon as one says so of itself."""
+    def primary(self) -> int:
+        """The manager that leads, as soon as one says so of itself. Who was just killed may be elected again."""
 
         def find() -> int:
             for manager in MANAGERS:
-                if manager == not_this:
-                    continue
                 status, body = self.call(manager, "GET", "/health", timeout_s=1)
                 if status == 200 and body["role"] == "primary" and body["cut_off_since"] is None:
                     return manager
@@ -106,13 +108,18 @@ class ManagedCluster(ReplicatedCluster):
     def until_managers_back(self, ended: dict[int, int]) -> None:
         until(lambda: all(self.manager_pid(manager) != pid for manager, pid in ended.items()), BACK_S_MAX)
 
+    def database_of(self, manager: int) -> str:
+        if url := self._environ.get("QUIVER_METADATA_URL"):
+            return schema_url(url, manager)
+        return sqlite_url(self.data_dir / f"manager-{manager}" / "metadata.db")
+
     def until_equal(self) -> list[dict[str, list[tuple[Any, ...]]]]:
         """The databases of all managers, once they have everything that was answered and are at the same transaction;
         without what is only observed."""
         answered = max(self.call(manager, "GET", "/v1/health")[1]["transaction"] for manager in MANAGERS)
 
         def find() -> Any:
-            found = [rows_of(self.data_dir / f"manager-{manager}" / "metadata.db") for manager in MANAGERS]
+            found = [rows_of(self.database_of(manager)) for manager in MANAGERS]
             states = {str(sorted(rows["metadata_state"])) for rows in found}
             applied = dict(found[0]["metadata_state"])["applied_transaction"]
             return found if len(states) == 1 and applied >= answered else None
@@ -121,10 +128,10 @@ class ManagedCluster(ReplicatedCluster):
         return found
 
 
-def rows_of(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+def rows_of(url: str) -> dict[str, list[tuple[Any, ...]]]:
     found: dict[str, list[tuple[Any, ...]]] = {}
     with contextlib.suppress(FileNotFoundError):
-        for table, rows in dump(sqlite_url(path)).items():
+        for table, rows in dump(url).items():
             left_out = OBSERVED.get(table, ())
             found[table] = [tuple(cell for at, cell in enumerate(row) if at not in left_out) for row in rows]
     return found

@@ -13,6 +13,7 @@ from quiver.broker.partition import Partition
 from quiver.errors import OverloadedError, QuiverError, RequestError
 from quiver.net.server import Flow, Reply
 from quiver.wire.group_messages import GetPositions, PositionsReply, StoredPosition
+from quiver.wire.leaders import Led, Place
 from quiver.wire.messages import (
     CommitPosition,
     CommitPositions,
@@ -64,14 +65,23 @@ class PositionRequests:
         return PositionReply(position, partition.start_offset, partition.high_watermark), ()
 
     async def _get_all(self, request: GetPositions, payload: memoryview, flow: Flow) -> Reply:
-        found = [_stored(partition, request.consumer) for partition in self._led()]
-        return PositionsReply([position for of_partition in found for position in of_partition]), ()
+        partitions = self._led()
+        found = [position for partition in partitions for position in _stored(partition, request.consumer)]
+        return PositionsReply(found, list(map(_led, partitions)), self._broken()), ()
 
     async def _count_client(self, request: CountClient, payload: memoryview, flow: Flow) -> Reply:
-        return CountReply(sum(partition.state.client_counts.get(request.client, 0) for partition in self._led())), ()
+        partitions = self._led()
+        counts = [partition.state.client_counts.get(request.client, 0) for partition in partitions]
+        return CountReply(sum(counts), list(map(_led, partitions)), counts, self._broken()), ()
 
     def _led(self) -> list[Partition]:
         return [found for found in self._hosting.usable() if found.leads]
+
+    def _broken(self) -> list[Place]:
+        here = self._hosting.partitions.items()
+        return [
+            (topic, number) for topic, some in here for number, one in some.items() if not isinstance(one, Partition)
+        ]
 
 
 def _ask(partition: Partition, position: Position) -> asyncio.Future[Any]:
@@ -81,6 +91,11 @@ def _ask(partition: Partition, position: Position) -> asyncio.Future[Any]:
         refused: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         refused.set_exception(error)
         return refused
+
+
+def _led(partition: Partition) -> Led:
+    term = 0 if partition.raft is None else partition.raft.raft.term
+    return Led(partition.topic, partition.number, term)
 
 
 async def know(partition: Partition, offset: int) -> None:

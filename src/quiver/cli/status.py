@@ -1,4 +1,4 @@
-"""`quiver status`: the nodes of a cluster and the partitions they hold."""
+"""`quiver status`: the nodes of a cluster, when everyone was last heard of, and the partitions they hold."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import msgspec
 import typer
 
 from quiver.cli.cluster_file import Running, find_running
+from quiver.cli.heartbeats import CLIENTS_SHOWN, ago, client_cells, client_report, last_heartbeats, left_out
 from quiver.cli.options import CONNECT_TIMEOUT_S, AsJson, DataDir, Servers, data_dir_of, examples, not_running, say
 from quiver.cli.rates import Rates
 from quiver.cli.rates import shown as shown_rate
@@ -29,12 +30,13 @@ Replicas = dict[int, list[PartitionStatus]]  # what each broker that answers has
 
 
 class Answer(NamedTuple):
-    """What the nodes said; of each manager that answers, what it says of itself."""
+    """What the nodes said; of each manager that answers, what it says of itself; of one, what it says of everyone."""
 
     nodes: list[NodeInfo]
     replicas: Replicas
     managers: list[ManagerInfo]
     health: dict[int, dict[str, Any]]
+    seen: dict[str, Any]
 
 
 _HEALTH_TIMEOUT_S = 1.0
@@ -57,7 +59,10 @@ _COLUMNS = (
 
 
 def register(app: typer.Typer) -> None:
-    lines = ("quiver status", "quiver status --json", "quiver status --watch", "quiver status --servers 10.0.0.5:9400")
+    lines = (
+        *("quiver status", "quiver status --json", "quiver status --watch", "quiver status --clients"),
+        "quiver status --servers 10.0.0.5:9400",
+    )
     app.command(epilog=examples(*lines))(status)
 
 
@@ -71,8 +76,12 @@ def status(
     interval: Annotated[
         float, typer.Option(min=0.1, max=3600, metavar="SECONDS", help="Between two looks of --watch.")
     ] = 2.0,
+    clients: Annotated[
+        bool, typer.Option("--clients", help=f"All producers and consumers, not only the last {CLIENTS_SHOWN} of each.")
+    ] = False,
 ) -> None:
-    """Show nodes, who leads them, topics, partitions, leaders and how far behind replicas are.
+    """Show nodes, who leads them, topics, partitions, leaders, how far behind replicas are, and the last heartbeat of
+    every manager, broker, producer and consumer.
 
     Exit code 1 without an answer.
     """
@@ -80,7 +89,9 @@ def status(
         servers = os.environ.get("QUIVER_SERVERS") or None
 
     def look() -> dict[str, Any]:
-        return remote_report(_ask(servers)) if servers else _local_report(data_dir_of(data_dir), as_json and not watch)
+        if servers:
+            return remote_report(_ask(servers), clients)
+        return _local_report(data_dir_of(data_dir), as_json and not watch, clients)
 
     if watch:
         keep_watching(look, interval, as_json)
@@ -120,7 +131,7 @@ def keep_watching(look: Callable[[], dict[str, Any]], interval_s: float, as_json
         raise typer.Exit(0) from error
 
 
-def _local_report(path: Path, as_json: bool) -> dict[str, Any]:
+def _local_report(path: Path, as_json: bool, clients: bool) -> dict[str, Any]:
     running = find_running(path)
     if running is None:
         if as_json:
@@ -132,7 +143,7 @@ def _local_report(path: Path, as_json: bool) -> dict[str, Any]:
         answer = _ask(",".join(running.cluster.servers))
     except UnavailableError as error:
         return local_report(path, running, None, f"the cluster runs but does not answer: {error.message}")
-    return local_report(path, running, answer)
+    return local_report(path, running, answer, clients=clients)
 
 
 def _ask(servers: str) -> Answer:
@@ -140,14 +151,18 @@ def _ask(servers: str) -> Answer:
 
     with Admin(servers, request_timeout=CONNECT_TIMEOUT_S) as admin:
         managers = admin.managers()
-        health = {row.id: found for row in managers if (found := _health(row.http)) is not None}
-        return Answer(admin.nodes(), admin.replica_status(), managers, health)
+        health = {row.id: found for row in managers if (found := _health(f"{row.http}/v1/health")) is not None}
+        # The primary hears of everyone first.
+        tellers = [row for row in managers if row.id in health]
+        tellers.sort(key=lambda row: health[row.id].get("role") != "primary")
+        seen = next((found for row in tellers if (found := _health(f"{row.http}/health")) is not None), {})
+        return Answer(admin.nodes(), admin.replica_status(), managers, health, seen)
 
 
-def _health(http: str) -> dict[str, Any] | None:
+def _health(url: str) -> dict[str, Any] | None:
     """What a manager says of itself, whether it is well or not."""
     try:
-        with urlopen(f"{http}/v1/health", timeout=_HEALTH_TIMEOUT_S) as reply:
+        with urlopen(url, timeout=_HEALTH_TIMEOUT_S) as reply:
             raw = reply.read()
     except HTTPError as error:
         raw = error.read()  # a 503 has the same body
@@ -170,27 +185,39 @@ def manager_row(health: dict[str, Any] | None) -> dict[str, Any]:
     return {"state": state} | {name: health.get(name) for name in ("role", "term", "lag")}
 
 
-def remote_report(answer: Answer) -> dict[str, Any]:
+def remote_report(answer: Answer, clients: bool = False) -> dict[str, Any]:
     """What can be known from outside: no pids."""
-    nodes, replicas, managers, health = answer
+    nodes, replicas, managers, health, seen = answer
+    heard = last_heartbeats(seen, "manager"), last_heartbeats(seen, "broker")
     return {
         "running": True,
         "servers": [node.address for node in nodes],
         "managers": [
-            {"id": row.id, "address": row.address, "http": row.http} | manager_row(health.get(row.id))
+            {"id": row.id, "address": row.address, "http": row.http}
+            | manager_row(health.get(row.id))
+            | {"last_heartbeat": heard[0].get(row.id)}
             for row in sorted(managers, key=lambda row: row.id)
         ],
         "brokers": [
-            {"id": node.id, "address": node.address, "state": "online" if node.id in replicas else "unreachable"}
+            {
+                "id": node.id,
+                "address": node.address,
+                "state": "online" if node.id in replicas else "unreachable",
+                "last_heartbeat": heard[1].get(node.id),
+            }
             for node in sorted(nodes, key=lambda node: node.id)
         ],
         "topics": topic_rows(replicas),
-    }
+    } | client_report(seen, clients)
 
 
-def local_report(path: Path, running: Running, answer: Answer | None, error: str | None = None) -> dict[str, Any]:
+def local_report(
+    path: Path, running: Running, answer: Answer | None, error: str | None = None, *, clients: bool = False
+) -> dict[str, Any]:
     """What the supervisor knows joined with what the nodes answered; `answer` None when they did not."""
     cluster = running.cluster
+    seen = answer.seen if answer else {}
+    heard = last_heartbeats(seen, "manager"), last_heartbeats(seen, "broker")
     online = set(answer.replicas) if answer else set()
     health = answer.health if answer else {}
     report: dict[str, Any] = {
@@ -201,6 +228,7 @@ def local_report(path: Path, running: Running, answer: Answer | None, error: str
         "managers": [
             {"id": manager.id, "pid": manager.pid, "address": manager.address, "http": manager.http}
             | manager_row(health.get(manager.id))
+            | {"last_heartbeat": heard[0].get(manager.id)}
             for manager in (cluster.managers if cluster else ())
         ],
         "brokers": [
@@ -209,11 +237,12 @@ def local_report(path: Path, running: Running, answer: Answer | None, error: str
                 "pid": broker.pid,
                 "address": broker.address,
                 "state": "online" if broker.id in online else "unreachable",
+                "last_heartbeat": heard[1].get(broker.id),
             }
             for broker in (cluster.brokers if cluster else ())
         ],
         "topics": topic_rows(answer.replicas) if answer else [],
-    }
+    } | client_report(seen, clients)
     if error is not None:
         report["error"] = error
     return report
@@ -274,13 +303,24 @@ def replica_text(row: dict[str, Any]) -> str:
 def _draw(report: dict[str, Any]) -> None:
     if "data_dir" in report:
         print(f"Cluster on {report['data_dir']}, supervisor pid {report['supervisor']['pid']}")
+    now = datetime.datetime.now(datetime.UTC)
     shown = ("id", "pid", "address", "http", "state", "role", "term", "lag")
-    managers = [[str("-" if row.get(name) is None else row[name]) for name in shown] for row in report["managers"]]
+    managers = [
+        [*(str("-" if row.get(name) is None else row[name]) for name in shown), ago(row["last_heartbeat"], now)]
+        for row in report["managers"]
+    ]
     if (len(report["brokers"]) > 1 or len(managers) > 1) and managers:
-        table("Managers", shown, managers)
-    brokers = [(str(row["id"]), str(row.get("pid", "-")), row["address"], row["state"]) for row in report["brokers"]]
+        table("Managers", (*shown, "last heartbeat"), managers)
+    brokers = [
+        (str(row["id"]), str(row.get("pid", "-")), row["address"], row["state"], ago(row["last_heartbeat"], now))
+        for row in report["brokers"]
+    ]
     if brokers:
-        table("Brokers", ("id", "pid", "address", "state"), brokers)
+        table("Brokers", ("id", "pid", "address", "state", "last heartbeat"), brokers)
+    if clients := client_cells(report, now):
+        table("Clients", ("kind", "id", "topic", "last heartbeat"), clients)
+    if more := left_out(report):
+        print(f"and {more:,} more clients: 'quiver status --clients' shows all.")
     rows = [
         (
             topic["name"],

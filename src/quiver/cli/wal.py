@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from quiver.cli.options import AsJson, DataDir, data_dir_of, examples
 from quiver.cli.render import print_json, table
 from quiver.cli.settings import load_settings
+from quiver.config import NodeSettings
 from quiver.errors import InvalidRequestError
 
 _commands = typer.Typer(no_args_is_help=True, help="Look into the log of the metadata.")
@@ -27,11 +29,15 @@ def show(
     last: Annotated[
         int | None, typer.Option(min=1, show_default=False, help="Only so many. Default: all that are kept.")
     ] = None,
+    metadata_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", show_default=False, help="Where its database is, as 'quiver up' was told."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the transactions of a manager's log: id, term, kind, payload, and whether the database has it.
 
-    It only reads files, whether the manager runs or not. A running manager writes its database a moment later than its
+    It only reads, whether the manager runs or not. A running manager writes its database a moment later than its
     log; what only its check-point still has is not listed.
     """
     from quiver.manager.wal import checkpoint_index, read_wal
@@ -40,7 +46,7 @@ def show(
     directory = path / f"manager-{manager}"
     if not (directory / "log").is_dir():
         raise InvalidRequestError(f"there is no metadata log in {directory}")
-    applied = _applied(directory, path, manager)
+    applied = _applied(directory, load_settings({"data_dir": str(path), "metadata_url": metadata_url}), manager)
     rows: list[dict[str, Any]] = [
         {
             "transaction": found.id,
@@ -63,24 +69,23 @@ def show(
     table(f"Metadata log of manager {manager}", ("transaction", "term", "kind", "payload", "applied"), shown)
 
 
-def _applied(directory: Path, data_dir: Path, manager: int) -> int | None:
+def _applied(directory: Path, settings: NodeSettings, manager: int) -> int | None:
     """The last transaction in the manager's database, None when that cannot be read."""
     import sqlalchemy as sa
 
     from quiver.metadata.store import read_applied, schema_url, sqlite_url
 
-    url = load_settings({"data_dir": str(data_dir)}).metadata_url
-    if url:
-        several = len(list(data_dir.glob("manager-*"))) > 1
-        url = schema_url(url, manager) if several else url
-    elif (directory / "metadata.db").exists():
-        url = sqlite_url(directory / "metadata.db")
+    url, file = settings.metadata_url, directory / "metadata.db"
+    if not url:
+        candidates = [sqlite_url(file)] if file.exists() else []
+    elif sa.make_url(url).get_backend_name() == "postgresql":
+        candidates = [schema_url(url, manager), url]  # one of several has a schema of its own, a single one has not
     else:
-        return None
-    try:
-        return read_applied(url)
-    except (sa.exc.SQLAlchemyError, ImportError):
-        return None
+        candidates = [url]
+    for candidate in candidates:
+        with contextlib.suppress(sa.exc.SQLAlchemyError, ImportError):
+            return read_applied(candidate)
+    return None
 
 
 def _short(payload: dict[str, Any]) -> str:

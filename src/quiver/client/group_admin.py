@@ -20,6 +20,9 @@ from quiver.errors import (
     InvalidRequestError,
     MemberFencedError,
     OffsetOutOfRangeError,
+    QuiverError,
+    RequestTimeoutError,
+    UnavailableError,
     UnknownGroupError,
 )
 from quiver.types import GroupInfo, GroupPosition, GroupReset, NodeInfo, TopicInfo, check_topic_name
@@ -33,10 +36,14 @@ from quiver.wire.group_messages import (
     GroupsReply,
     PositionsReply,
     StoredPosition,
+    positions_of,
 )
+from quiver.wire.leaders import by_leader, missed
 from quiver.wire.messages import CommitPosition, Done, GetPosition, Position, PositionReply
 
 _EDGES = ("earliest", "latest")
+# Who has not answered by then has perhaps stopped; others will lead what it led, and tell of it.
+_ANSWER_S = 2.0
 
 
 class GroupAdmin:
@@ -146,15 +153,28 @@ class GroupAdmin:
         return (await self._cluster.retrying(lambda: self._cluster.ask_any(ask, GroupsReply))).groups
 
     async def _stored(self, name: str | None) -> list[StoredPosition]:
-        """The positions that the leaders of all partitions have."""
+        """The positions that the leaders of all partitions have. A broker that is away is not needed, once others lead
+        what it led."""
 
-        async def ask(node: NodeInfo) -> list[StoredPosition]:
-            connection = await self._cluster.connection(node.address)
-            return (await self._cluster.call(connection, GetPositions(name), PositionsReply)).positions
+        async def ask(node: NodeInfo) -> PositionsReply | QuiverError:
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    connection = await self._cluster.connection(node.address)
+                    return await self._cluster.call(connection, GetPositions(name), PositionsReply)
+            except QuiverError as error:
+                return error
+            except TimeoutError:
+                return RequestTimeoutError(f"{node.address} does not answer")
 
         async def once() -> list[StoredPosition]:
+            topics = (await self._cluster.metadata(None)).topics
+            wanted = {(topic.name, one.id): len(one.replicas) for topic in topics for one in topic.partitions}
             answers = await asyncio.gather(*map(ask, await self._nodes()))
-            return [position for answer in answers for position in answer]
+            replies = [answer for answer in answers if isinstance(answer, PositionsReply)]
+            for topic, number in missed(wanted, replies):
+                lost = next((answer for answer in answers if isinstance(answer, QuiverError)), None)
+                raise lost or UnavailableError(f"nobody leads partition {number} of topic {topic} now")
+            return positions_of(by_leader(replies))
 
         return await self._cluster.retrying(once)
 

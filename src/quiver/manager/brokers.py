@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final, TypeVar
+
+from msgspec import Struct
 
 from quiver.clock import Clock
 from quiver.errors import (
@@ -31,18 +34,24 @@ logger = logging.getLogger("quiver.manager")
 
 # When a majority has a new topic, the others get so long before the creation is acknowledged without them.
 _STRAGGLER_S: Final = 1.0
+# Who has not answered by then what all are asked has perhaps stopped; others will tell what it would have told.
+_ANSWER_S: Final = 2.0
 # Who has not said by then that it did as it was told is told again with its next heartbeat.
 _TELL_S: Final = 5.0
+
+
+T = TypeVar("T")
 
 
 class Brokers:
     def __init__(self, clock: Clock, silence_s: float) -> None:
         self._clock = clock
-        self._silence_us = silence_s * 1e6
+        self._silence_s = silence_s
         self._links: dict[int, BrokerLink] = {}
         self._hosted: set[str] = set()  # topics that their brokers have, by the uid of their first partition
         self._leaders: dict[str, tuple[int, int]] = {}  # by partition uid: term and broker
-        self.seen: dict[int, int] = {}
+        self._heard_s: dict[int, float] = {}  # by the clock that never jumps: what follows from silence goes by it
+        self.seen: dict[int, int] = {}  # as it is shown, also by who managed before
         self.outdated: set[int] = set()  # brokers that have not heard of some change
 
     # -- links ---------------------------------------------------------------------------------------------------
@@ -53,10 +62,12 @@ class Brokers:
     def detach(self, broker_id: int) -> None:
         self._links.pop(broker_id, None)
         self.seen.pop(broker_id, None)
+        self._heard_s.pop(broker_id, None)
         self.outdated.discard(broker_id)
 
     def heard(self, broker_id: int) -> None:
         self.seen[broker_id] = self._clock.now_us()
+        self._heard_s[broker_id] = self._clock.monotonic_s()
 
     def link(self, broker_id: int) -> BrokerLink | None:
         return self._links.get(broker_id)
@@ -73,8 +84,12 @@ class Brokers:
 
     def is_active(self, broker_id: int) -> bool:
         """Heard of within the time after which a silent broker counts as inactive."""
-        seen_us = self.seen.get(broker_id)
-        return seen_us is not None and self._clock.now_us() - seen_us <= self._silence_us
+        return self.silent_s(broker_id) <= self._silence_s
+
+    def silent_s(self, broker_id: int) -> float:
+        """How long nothing was heard of it; for ever, as long as this manager has not heard of it."""
+        heard_s = self._heard_s.get(broker_id)
+        return math.inf if heard_s is None else self._clock.monotonic_s() - heard_s
 
     @property
     def active(self) -> list[int]:
@@ -89,6 +104,14 @@ class Brokers:
             if status.leader and status.term >= self._leaders.get(status.uid, (0, 0))[0]:
                 self._leaders[status.uid] = (status.term, status.leader)
         return reply.partitions
+
+    async def ask_all(self, request: Struct, reply: type[T]) -> list[T]:
+        """What those say who answer soon."""
+        asked = [asyncio.ensure_future(link.call(request)) for link in self._links.values()]
+        if asked:
+            await asyncio.wait(asked, timeout=_ANSWER_S)
+        answers = [task.result()[0] for task in asked if _end(task) is None]
+        return [answer for answer in answers if isinstance(answer, reply)]
 
     # -- leaders -------------------------------------------------------------------------------------------------
 
@@ -242,7 +265,7 @@ async def _until_enough(topic: Topic, telling: Mapping[int, asyncio.Future[None]
         _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _end(task: asyncio.Future[None]) -> QuiverError | None:
+def _end(task: asyncio.Future[Any]) -> QuiverError | None:
     """What kept a broker from doing as it was told; who has not answered is no longer waited for."""
     if not task.done():
         task.cancel()

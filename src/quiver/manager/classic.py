@@ -21,6 +21,7 @@ from quiver.errors import (
 from quiver.manager.consuming import Consuming
 from quiver.manager.joiner import Joiner
 from quiver.manager.moves import Moves
+from quiver.manager.newcomers import Newcomers
 from quiver.manager.params import Params
 from quiver.manager.quorum import MetadataQuorum
 from quiver.manager.registry import REPLICATION_FACTOR_DEFAULT, Registry
@@ -59,6 +60,7 @@ class ClassicApi:
         self._moves = moves
         self._message_bytes_max = message_bytes_max
         self._standing = standing
+        self.newcomers: Newcomers | None = None  # an embedded node takes none
         # A new one at each start: what an earlier gateway numbered is not known any more. The v1 API uses it too.
         self.joiner = Joiner(registry.link_of, clock, secrets.randbelow(2**62) + 1)
         self._consuming = Consuming(registry.link_of)
@@ -105,7 +107,8 @@ class ClassicApi:
     # -- produce -------------------------------------------------------------------------------------------------
 
     async def produce(self, params: Params) -> dict[str, Any]:
-        topic = await self._registry.topic(params.text(*TOPIC))
+        asked = params.optional_integer(*PARTITION)
+        topic = await self._registry.topic(params.text(*TOPIC), asked)
         producer = await self._registry.producer(params.integer("producer_id"), topic.name)
         value = params.text("message").encode()
         key = params.optional_text("key")
@@ -122,7 +125,7 @@ class ClassicApi:
             raise InvalidRequestError("sequence needs prod_client: numbers are counted for each client name")
         if sequence is not None and not 0 <= sequence < 2**62:
             raise InvalidRequestError("sequence counts from 0")
-        partition = self._choose(topic, producer, params.optional_integer(*PARTITION), key_bytes, client, sequence)
+        partition = self._choose(topic, producer, asked, key_bytes, client, sequence)
         number = client_number(client) if client is not None else 0
         if sequence is None:
             offset = await self.joiner.add(topic.name, partition, number, value, key_bytes)
@@ -168,25 +171,31 @@ class ClassicApi:
 
     async def client_size(self, params: Params) -> dict[str, Any]:
         request = CountClient(client_number(params.text(*CLIENT)))
-        replies = await self._registry.ask_leaders(request)
-        return {"count": sum(reply.count for reply in replies if isinstance(reply, CountReply))}
+        found = await self._registry.ask_leaders(request, CountReply)
+        count = 0
+        for reply in {id(one): one for one in found.values()}.values():
+            for place, stored in zip(reply.led, reply.counts, strict=True):
+                count += stored if found.get((place.topic, place.partition)) is reply else 0
+        return {"count": count}
 
     # -- consume -------------------------------------------------------------------------------------------------
 
     async def consume(self, params: Params) -> dict[str, Any]:
-        topic = await self._registry.topic(params.text(*TOPIC))
+        asked = params.optional_integer(*PARTITION)
+        topic = await self._registry.topic(params.text(*TOPIC), asked)
         consumer = await self._registry.consumer(params.integer("consumer_id"), topic.name)
         after = params.optional_integer("after")
         if after is not None and not -1 <= after < 2**62:
             raise InvalidRequestError("after is an offset, or -1")
-        found = await self._consuming.take(consumer, topic, params.optional_integer(*PARTITION), after)
+        found = await self._consuming.take(consumer, topic, asked, after)
         text = (found.value or b"").decode("utf-8", "replace")
         return {"message": text, "offset": found.offset, "partition_id": found.partition}
 
     async def size(self, params: Params) -> dict[str, Any]:
-        topic = await self._registry.topic(params.text(*TOPIC))
+        asked = params.optional_integer(*PARTITION)
+        topic = await self._registry.topic(params.text(*TOPIC), asked)
         consumer = await self._registry.consumer(params.integer("consumer_id"), topic.name)
-        return {"size": await self._consuming.size(consumer, topic, params.optional_integer(*PARTITION))}
+        return {"size": await self._consuming.size(consumer, topic, asked)}
 
     async def messages_read(self, consumer: Consumer) -> int:
         """Over all its partitions."""
@@ -194,9 +203,9 @@ class ClassicApi:
 
     async def set_offset(self, params: Params) -> dict[str, Any]:
         consumer = await self._registry.consumer(params.integer("consumer_id"), params.optional_text(*TOPIC))
-        offset = params.integer("offset")
-        topic = await self._registry.topic(consumer.topic)
-        await self._consuming.set_offset(consumer, topic, params.optional_integer(*PARTITION), offset)
+        offset, asked = params.integer("offset"), params.optional_integer(*PARTITION)
+        topic = await self._registry.topic(consumer.topic, asked)
+        await self._consuming.set_offset(consumer, topic, asked, offset)
         return {"message": f"Offset set to {offset}", "offset": offset}
 
     # -- the cluster ---------------------------------------------------------------------------------------------
@@ -228,11 +237,13 @@ class ClassicApi:
         for broker in self._quorum.state.brokers.values():
             if broker.endpoint == endpoint:
                 return {"message": f"Broker {broker.id} is part of the cluster", "broker_id": broker.id}
-        if self._registry.is_embedded:
-            raise RequestError(f"An embedded node is its own and only broker; {endpoint} cannot join it")
-        raise RequestError(
-            f"A broker joins by itself: start {endpoint} with 'quiver broker' and this cluster's manager"
-        )
+        if self.newcomers is None:
+            raise RequestError(
+                f"An embedded node is its own and only broker; {endpoint} cannot join it. "
+                f"'quiver up --brokers 2' makes a cluster that takes more"
+            )
+        broker_id = await self.newcomers.add(endpoint)
+        return {"message": f"Broker {broker_id} is part of the cluster", "broker_id": broker_id}
 
     async def remove_broker(self, params: Params) -> dict[str, Any]:
         broker_id = params.integer("broker_id")

@@ -40,6 +40,7 @@ from quiver.manager.identity import Identity
 from quiver.manager.joining import Joining
 from quiver.manager.links import BrokerLink, Reply
 from quiver.manager.moves import Moves
+from quiver.manager.newcomers import Newcomers
 from quiver.manager.observer import Observer
 from quiver.manager.primary import Primary
 from quiver.manager.quorum import METADATA_UID, MetadataQuorum
@@ -148,7 +149,12 @@ class Manager:
             raise InvalidRequestError(f"the metadata database cannot be used: {reason}") from error
         self.cluster_id = identity.cluster_id
         self._registry = Registry(quorum, self._clock, self._silence_s)
-        self._registry.producers_seen, self._registry.consumers_seen = map(SeenTimes, seen)
+        self._registry.producers_seen, self._registry.consumers_seen = (
+            SeenTimes(seen.producers),
+            SeenTimes(seen.consumers),
+        )
+        self._registry.brokers.seen |= seen.brokers
+        self._managers_seen = seen.managers
         self._groups = Groups(quorum, self._clock, self._settings.group_release_s)
         away_s = self._settings.broker_away_s
         self._moves = Moves(quorum, self._registry, self._clock, away_s, self._forget_broker)
@@ -225,10 +231,13 @@ class Manager:
         me = ManagerRow(self._id, self._address, self.http_address, self._identity.replica_id)
         times = {"heartbeat_s": settings.heartbeat_s, "stale_s": settings.metadata_stale_s}
         self._standing = standing = Standing(quorum, registry, self._primary, self._clock, me, **times)
+        standing.seen |= self._managers_seen
         registry.others = standing
         self._classic = ClassicApi(
             quorum, registry, self._moves, standing, self._clock, message_bytes_max=settings.message_bytes_max
         )
+        if self._joining is not None:
+            self._classic.newcomers = Newcomers(quorum, registry, self.cluster_id)
         parts = (quorum, registry, self._moves, standing, self._primary, self._classic)
         self._door = Gateway(*parts, self._clock, settings)
         parts_of_primary = (quorum, registry, self._moves, self._groups, self._classic, standing, self._door)

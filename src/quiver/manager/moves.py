@@ -50,9 +50,9 @@ class Moves:
         self._registry = registry
         self._brokers = registry.brokers
         self._clock = clock
-        self._away_us = away_s * 1e6
+        self._away_s = away_s
         self._forget = forget
-        self._began_us = clock.now_us()
+        self._began_s = clock.monotonic_s()
         self._under_way: dict[str, float] = {}  # by uid: since when
         self._asked: dict[str, int] = {}  # by uid: the broker that was asked last and did not know
         self._woken = asyncio.Event()
@@ -62,7 +62,7 @@ class Moves:
 
     def start(self) -> None:
         """Called when this manager becomes the primary."""
-        self._began_us = self._clock.now_us()  # who was silent before was not listened to
+        self._began_s = self._clock.monotonic_s()  # who was silent before was not listened to
         self._task = asyncio.get_running_loop().create_task(self._run(), name="moves")
 
     async def stop(self) -> None:
@@ -246,5 +246,5 @@ class Moves:
         return [broker.id for broker in brokers if broker.disk_id and broker.phase != DRAINING]
 
     def _is_away(self, broker_id: int) -> bool:
-        heard_us = max(self._brokers.seen.get(broker_id, 0), self._began_us)
-        return self._clock.now_us() - heard_us > self._away_us
+        listened_s = self._clock.monotonic_s() - self._began_s
+        return min(self._brokers.silent_s(broker_id), listened_s) > self._away_s

@@ -66,7 +66,8 @@ class Observer:
         self._recorder: asyncio.Task[None] | None = None
         self._polls: dict[int, asyncio.Task[None]] = {}
         self._poll_due_s: dict[int, float] = {}
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # by partition: messages
+        self._leaders: dict[int, int] = {}  # by partition: the broker
         # Consumers whose position is to be asked for: those that called lately, and those that were there before.
         self._watched: dict[int, None] = {}
         self._uncounted: dict[int, None] = {}
@@ -120,8 +121,10 @@ class Observer:
             for status in statuses:
                 topic = self._quorum.state.topics.get(status.topic)
                 if topic is not None and status.partition < len(topic.partitions) and status.role == "leader":
-                    size = status.next_offset - status.start_offset
-                    self._sizes[topic.partitions[status.partition].id] = size
+                    partition = topic.partitions[status.partition]
+                    self._sizes[partition.id] = status.next_offset - status.start_offset
+                    # Not simply who says so: one that was deposed may not know it yet.
+                    self._leaders[partition.id] = self._registry.brokers.leader_of(partition)
 
     async def _try_to_record(self) -> None:
         try:
@@ -138,10 +141,12 @@ class Observer:
             self._uncounted = dict.fromkeys(state.consumers)
         await self._count_read()
         sizes, self._sizes, counts = self._sizes, {}, dict(self._counts)
+        leaders, self._leaders = self._leaders, {}
         now = _Mark(state.applied, rebuilt, (producers.version, consumers.version), counts)
         reached = next((mark for mark in (now, self._mark) if mark and database.stored >= mark.applied), None)
         reports: dict[tuple[str, str], dict[int, Any]] = {
             ("partition_metadata", "size"): sizes,
+            ("partition_metadata", "broker_id"): leaders,
             ("broker_metadata", "last_heartbeat"): dict(registry.brokers.seen),
             ("broker_metadata", "status"): {known: registry.broker_state(known) for known in state.brokers},
             ("manager_metadata", "last_heartbeat"): dict(standing.seen),

@@ -10,17 +10,14 @@ import logging
 import math
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 
 from quiver.clock import Clock
 from quiver.errors import (
-    ConnectionLostError,
     InvalidRequestError,
     RequestError,
-    RequestTimeoutError,
-    ShuttingDownError,
     TopicExistsError,
     UnavailableError,
 )
@@ -34,12 +31,16 @@ from quiver.topic_settings import REPLICATION_FACTOR, REPLICATION_FACTOR_MAX, Va
 from quiver.types import PARTITIONS_MAX, check_topic_name
 from quiver.wire.admin_messages import ConsumersReply
 from quiver.wire.fields import REGISTERED
+from quiver.wire.leaders import ByLeader, OfLeader, by_leader, missed
 from quiver.wire.messages import CommitPosition, Position
 
 logger = logging.getLogger("quiver.manager")
 
 REPLICATION_FACTOR_DEFAULT: Final = 3
 _ASK_AGAIN_S: Final = 0.2
+
+
+R = TypeVar("R", bound=OfLeader)
 
 
 class Others(Protocol):
@@ -122,26 +123,28 @@ class Registry:
             raise UnavailableError(f"no broker that holds partition {partition} of topic {topic} is here now")
         return link
 
-    async def ask_leaders(self, request: Struct) -> list[Struct]:
-        """The answers of all brokers that lead something. One that went away has left its place to another, soon."""
-        deadline_us = self._clock.now_us() + int(LEADER_SEARCH_S * 1e6)
+    async def ask_leaders(self, request: Struct, reply: type[R]) -> ByLeader[R]:
+        """The answer of who leads it, for each partition that there is. One whose leader went away is waited for; one
+        that is out of order is not in it."""
+        deadline_s = self._clock.monotonic_s() + LEADER_SEARCH_S
         while True:
-            partitions = [partition for topic in self._quorum.state.topics.values() for partition in topic.partitions]
-            leaders = {self.brokers.leader_of(partition) for partition in partitions}
-            links = [link for broker_id in leaders if (link := self.brokers.link(broker_id)) is not None]
-            try:
-                return [(await link.call(request))[0] for link in links]
-            except (ConnectionLostError, RequestTimeoutError, ShuttingDownError):
-                if self._clock.now_us() > deadline_us:
-                    raise
+            topics = self._quorum.state.topics.values()
+            wanted = {(one.topic, one.number): len(one.holders) for topic in topics for one in topic.partitions}
+            replies = await self.brokers.ask_all(request, reply)
+            lacking = missed(wanted, replies)
+            if not lacking:
+                return {place: found for place, found in by_leader(replies).items() if place in wanted}
+            if self._clock.monotonic_s() > deadline_s:
+                topic, number = lacking[0]
+                raise UnavailableError(f"no broker that leads partition {number} of topic {topic} is here now")
             await asyncio.sleep(_ASK_AGAIN_S)
 
     # -- topics --------------------------------------------------------------------------------------------------
 
-    async def topic(self, name: str) -> Topic:
+    async def topic(self, name: str, partition: int | None = None) -> Topic:
         """A topic that its brokers have. One that is just being made is waited for; one whose files could not be made
-        is tried again."""
-        topic = await self.known_topic(name)
+        is tried again. `partition`: one that is asked for, and may have been added since."""
+        topic = await self.known_topic(name, partition)
         if self.brokers.is_hosted(topic):
             return topic
         if self.others is not None and await self.others.host(name):
@@ -152,8 +155,9 @@ class Registry:
             await self.brokers.host(topic)
             return topic
 
-    async def known_topic(self, name: str) -> Topic:
-        if name not in self._quorum.state.topics:
+    async def known_topic(self, name: str, partition: int | None = None) -> Topic:
+        known = self._quorum.state.topics.get(name)
+        if known is None or (partition is not None and partition >= len(known.partitions)):
             await self.refresh()
         return self._quorum.state.topic(name)
 

@@ -110,7 +110,7 @@ class Administration:
 
     async def offsets(self, call: Call) -> HttpAnswer:
         query: OffsetsQuery = call.query
-        topic = await self._registry.topic(call.path["topic"])
+        topic = await self._registry.topic(call.path["topic"], query.partition)
         check_partition(topic.name, len(topic.partitions), query.partition)
         numbers = range(len(topic.partitions)) if query.partition is None else [query.partition]
 
@@ -147,16 +147,14 @@ class Administration:
 
     async def position(self, call: Call) -> HttpAnswer:
         group = group_name(call)
-        topic = await self._registry.topic(call.path["topic"])
-        partition = call.partition_of(topic)
+        topic, partition = await call.place(self._registry)
         known = await self._position(topic, partition, group)
         return answer(Position(group, topic.name, partition, known.offset))
 
     async def commit(self, call: Call) -> HttpAnswer:
         group, asked = group_name(call), call.body
         assert isinstance(asked, PositionIn)
-        topic = await self._registry.topic(call.path["topic"])
-        partition = call.partition_of(topic)
+        topic, partition = await call.place(self._registry)
         moved = StoredPosition(group, asked.offset, asked.rewind, asked.expected)
         link = self._registry.link_of(topic.name, partition)
         reply, _ = await link.call(CommitPosition(topic.name, partition, moved))

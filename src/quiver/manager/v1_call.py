@@ -9,6 +9,7 @@ import msgspec
 
 from quiver.errors import UnknownPartitionError
 from quiver.manager.http_server import HttpAnswer, HttpRequest
+from quiver.manager.registry import Registry
 from quiver.metadata.state import Topic
 
 _encode = msgspec.json.Encoder().encode
@@ -22,11 +23,13 @@ class Call(NamedTuple):
     query: Any
     body: Any
 
-    def partition_of(self, topic: Topic) -> int:
-        """The partition in the path, known to exist."""
+    async def place(self, registry: Registry) -> tuple[Topic, int]:
+        """The topic and the partition in the path, known to exist."""
         text = self.path["partition"]
-        if text.isascii() and text.isdigit() and len(text) < 10 and int(text) < len(topic.partitions):
-            return int(text)
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+        topic = await registry.topic(self.path["topic"], number)
+        if number is not None and number < len(topic.partitions):
+            return topic, number
         raise UnknownPartitionError(f"topic {topic.name} has no partition {text[:60]}", topic=topic.name)
 
 

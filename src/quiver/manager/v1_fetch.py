@@ -36,8 +36,7 @@ class Fetching:
     async def fetch(self, call: Call) -> HttpAnswer:
         query: FetchQuery = call.query
         media = accepted(call.request.headers, RECORD_MEDIA)
-        topic = await self._registry.topic(call.path["topic"])
-        partition = call.partition_of(topic)
+        topic, partition = await call.place(self._registry)
         offset = await self._offset(topic, partition, query.offset)
         reply, payload = await self._wait(call, topic, partition, offset)
         # Arrow is loaded with the first request: a node that serves none stays small.

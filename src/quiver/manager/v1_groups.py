@@ -14,7 +14,7 @@ from quiver.manager.v1_shapes import Group, GroupMember, GroupPartition, GroupRo
 from quiver.metadata.groups import Group as GroupState
 from quiver.types import GroupPosition
 from quiver.wire.fields import CONSUMER_NAME_MAX, REGISTERED
-from quiver.wire.group_messages import GetPositions, PositionsReply, StoredPosition
+from quiver.wire.group_messages import GetPositions, PositionsReply, StoredPosition, positions_of
 from quiver.wire.messages import GetPosition, PositionReply
 
 
@@ -60,8 +60,7 @@ class GroupCalls:
         return list(self._quorum.state.groups.values())
 
     async def _stored(self, name: str | None) -> list[StoredPosition]:
-        replies = await self._registry.ask_leaders(GetPositions(name))
-        return [position for reply in replies if isinstance(reply, PositionsReply) for position in reply.positions]
+        return positions_of(await self._registry.ask_leaders(GetPositions(name), PositionsReply))
 
     async def _partitions(
         self, group: GroupState, stored: dict[tuple[str, int], StoredPosition]

@@ -55,8 +55,7 @@ class Producing:
         return await self._produce(call, topic, None)
 
     async def to_partition(self, call: Call) -> HttpAnswer:
-        topic = await self._registry.topic(call.path["topic"])
-        return await self._produce(call, topic, call.partition_of(topic))
+        return await self._produce(call, *await call.place(self._registry))
 
     async def _produce(self, call: Call, topic: Topic, partition: int | None) -> HttpAnswer:
         media = content_type(call.request.headers, RECORD_MEDIA)

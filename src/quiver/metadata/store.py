@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -60,8 +60,8 @@ PARTITIONS: Final = sa.Table(
     sa.Column("topic_name", sa.String(249), nullable=False, index=True),
     sa.Column("partition_id", sa.Integer, nullable=False),
     sa.Column("uid", sa.String(64), nullable=False),
-    sa.Column("broker_id", sa.BigInteger),  # of the leader
-    sa.Column("replicas", sa.String(1000), nullable=False),  # broker ids, leader first, joined by commas
+    sa.Column("broker_id", sa.BigInteger),  # of the leader, as the brokers last said
+    sa.Column("replicas", sa.String(1000), nullable=False),  # broker ids, who should lead first, joined by commas
     sa.Column("size", sa.BigInteger, nullable=False),  # messages, as the broker last said
     sa.Column("voters", sa.Text, nullable=False, server_default=""),  # replica ids, joined by commas
     sa.Column("epoch", sa.BigInteger, nullable=False, server_default="0"),
@@ -152,6 +152,15 @@ def read_applied(url: str) -> int:
     return int(found or 0)
 
 
+class LastSeen(NamedTuple):
+    """When each was last seen, by id."""
+
+    producers: dict[int, int]
+    consumers: dict[int, int]
+    brokers: dict[int, int]
+    managers: dict[int, int]
+
+
 class Store:
     """One database. Blocking; used from one thread at a time. `cluster` is written with every transaction."""
 
@@ -207,17 +216,19 @@ class Store:
                 state.groups[group.name] = group
         return state
 
-    def load_seen(self) -> tuple[dict[int, int], dict[int, int]]:
-        """When producers and consumers were last seen, by id."""
+    def load_seen(self) -> LastSeen:
         with self._engine.begin() as connection:
-            found = [
-                {row[0]: row[1] for row in connection.execute(sa.select(key, seen).where(seen.is_not(None)))}
-                for key, seen in (
-                    (PRODUCERS.c.producer_id, PRODUCERS.c.last_seen),
-                    (CONSUMERS.c.consumer_id, CONSUMERS.c.last_seen),
+            return LastSeen(
+                *(
+                    {row[0]: row[1] for row in connection.execute(sa.select(key, seen).where(seen.is_not(None)))}
+                    for key, seen in (
+                        (PRODUCERS.c.producer_id, PRODUCERS.c.last_seen),
+                        (CONSUMERS.c.consumer_id, CONSUMERS.c.last_seen),
+                        (BROKERS.c.broker_id, BROKERS.c.last_heartbeat),
+                        (MANAGERS.c.manager_id, MANAGERS.c.last_heartbeat),
+                    )
                 )
-            ]
-        return found[0], found[1]
+            )
 
     def become(self, state: State, *, anew: bool) -> None:
         """Makes the rows those of this state, whatever they are now. `anew`: what is there is of no worth."""
@@ -279,20 +290,20 @@ class Store:
     def _rows(self, entities: list[Entity], connection: sa.Connection) -> dict[sa.Table, list[dict[str, Any]]]:
         """The rows of these entities, by table."""
         rows: dict[sa.Table, list[dict[str, Any]]] = {table: [] for table in _tables.sorted_tables}
-        sizes = self._sizes(connection, [entity.name for entity in entities if isinstance(entity, Topic)])
+        observed = self._observed(connection, [entity.name for entity in entities if isinstance(entity, Topic)])
         for entity in entities:
             rows[_KEY_OF[type(entity)][0]].append(_row(entity))
             if isinstance(entity, Topic):
-                rows[PARTITIONS] += [_partition_row(part, sizes.get(part.id, 0)) for part in entity.partitions]
+                rows[PARTITIONS] += [_partition_row(part, *observed.get(part.id, (0, 0))) for part in entity.partitions]
         return rows
 
-    def _sizes(self, connection: sa.Connection, topics: list[str]) -> dict[int, int]:
-        """What was observed of their partitions, which a change of a topic leaves as it is."""
-        found: dict[int, int] = {}
+    def _observed(self, connection: sa.Connection, topics: list[str]) -> dict[int, tuple[int, int]]:
+        """Size and leader of their partitions, which a change of a topic leaves as they are."""
+        found: dict[int, tuple[int, int]] = {}
         for first in range(0, len(topics), _NAMES_MAX):
             names = PARTITIONS.c.topic_name.in_(topics[first : first + _NAMES_MAX])
-            query = sa.select(PARTITIONS.c.id, PARTITIONS.c.size).where(names)
-            found |= {row.id: row.size for row in connection.execute(query)}
+            query = sa.select(PARTITIONS.c.id, PARTITIONS.c.size, PARTITIONS.c.broker_id).where(names)
+            found |= {row.id: (row.size, row.broker_id or 0) for row in connection.execute(query)}
         return found
 
 
@@ -319,13 +330,15 @@ def _row(entity: Entity) -> dict[str, Any]:
             return row | {"body": msgspec.json.encode(entity).decode()}
 
 
-def _partition_row(partition: Partition, size: int) -> dict[str, Any]:
+def _partition_row(partition: Partition, size: int, leader: int) -> dict[str, Any]:
+    """`leader` counts while it has a replica; else the one that should lead is entered, until brokers say more."""
+    should_lead = partition.replicas[0] if partition.replicas else None
     return {
         "id": partition.id,
         "topic_name": partition.topic,
         "partition_id": partition.number,
         "uid": partition.uid,
-        "broker_id": partition.replicas[0] if partition.replicas else None,
+        "broker_id": leader if leader in partition.holders else should_lead,
         "replicas": ",".join(map(str, partition.replicas)),
         "size": size,
         "voters": ",".join(map(str, partition.voters)),

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from quiver.types import GroupInfo
 from quiver.wire.fields import ConsumerName, Name, UInt32, UInt64
+from quiver.wire.leaders import ByLeader, Led
 
 SESSION_MS_MIN: Final = 500
 SESSION_MS_MAX: Final = 3_600_000
@@ -111,6 +112,14 @@ class StoredPosition(Struct, array_like=True, frozen=True):
 
 class PositionsReply(Struct, array_like=True, frozen=True):
     positions: list[StoredPosition]
+    led: list[Led] = []  # all partitions that these are of, also those without any
+    broken: list[tuple[str, int]] = []
+
+
+def positions_of(found: ByLeader[PositionsReply]) -> list[StoredPosition]:
+    """Those that leaders told of."""
+    replies = {id(reply): reply for reply in found.values()}.values()
+    return [one for reply in replies for one in reply.positions if found.get((one.topic, one.partition)) is reply]
 
 
 # What the managers answer; positions are the brokers'.

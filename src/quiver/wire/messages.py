@@ -15,20 +15,7 @@ from msgspec import Meta, Struct
 
 from quiver.errors import InvalidRequestError, ProtocolError
 from quiver.types import PARTITIONS_MAX, ManagerInfo, NodeInfo, PartitionStatus, TopicInfo
-from quiver.wire.admin_messages import (
-    MANAGER_KINDS,
-    AddPartitions,
-    AlterTopic,
-    ConsumersReply,
-    GetConsumers,
-    GetMoves,
-    ManagersReply,
-    MovesReply,
-    Rebalance,
-    RemoveBroker,
-    ReplicasReply,
-    SetReplicas,
-)
+from quiver.wire.admin_messages import ADMIN_KINDS, ADMIN_REPLIES, AddPartitions, AlterTopic, RemoveBroker
 from quiver.wire.fields import (
     POSITIONS_MAX,
     REPLICAS_MAX,
@@ -43,6 +30,7 @@ from quiver.wire.fields import (
     Voters,
 )
 from quiver.wire.group_messages import GROUP_KINDS, GROUP_REPLIES, DeleteGroup, LeaveGroup
+from quiver.wire.leaders import Led
 from quiver.wire.peer_messages import PeerHello, PeerMessages, PeerPing
 from quiver.wire.quorum_messages import (
     BeatReply,
@@ -262,13 +250,18 @@ class StatusReply(Struct, array_like=True, frozen=True):
 
 
 class CountClient(Struct, array_like=True, frozen=True):
-    """How many records all partitions of this broker hold under the number of a client name."""
+    """How many records each partition that this broker leads holds under the number of a client name."""
 
     client: UInt64
 
 
 class CountReply(Struct, array_like=True, frozen=True):
+    """`counts` are those of `led`, in the same order; `count` is their sum."""
+
     count: int
+    led: list[Led] = []
+    counts: list[int] = []
+    broken: list[tuple[str, int]] = []
 
 
 class Ping(Struct, array_like=True, frozen=True):
@@ -330,14 +323,7 @@ REQUESTS: Final[dict[int, type[Struct]]] = {
     26: ManagerBeat,
     27: RelayHttp,
     30: HostTopic,
-    31: SetReplicas,
-    32: AddPartitions,
-    33: RemoveBroker,
-    34: Rebalance,
-    35: GetMoves,
-    50: AlterTopic,
-    51: GetConsumers,
-    **MANAGER_KINDS,
+    **ADMIN_KINDS,
     **GROUP_KINDS,
 }
 REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
@@ -361,14 +347,10 @@ REPLY_TO: Final[dict[type[Struct], type[Struct]]] = {
     ManagerBeat: BeatReply,
     RelayHttp: RelayedHttp,
     HostTopic: Done,
-    SetReplicas: ReplicasReply,
     AddPartitions: Done,
     RemoveBroker: Done,
-    Rebalance: MovesReply,
-    GetMoves: MovesReply,
     AlterTopic: Done,
-    GetConsumers: ConsumersReply,
-    **dict.fromkeys(MANAGER_KINDS.values(), ManagersReply),
+    **ADMIN_REPLIES,
     **GROUP_REPLIES,
     LeaveGroup: Done,
     DeleteGroup: Done,
