@@ -32,6 +32,7 @@ class Sizes:
     spark_triggers: int = 20
     replicated_batches: tuple[tuple[int, int], ...] = ((16 * KIB, 2000), (128 * KIB, 1000))
     small_batches: int = 30_000
+    start_rounds: int = 3
     failover_rounds: int = 50
     idle_partitions: int = 1000
     idle_s: float = 20.0
@@ -40,6 +41,7 @@ class Sizes:
     metadata_lists: int = 20
     group_times: int = 60  # the topic read by groups is this many times `read_redis` records
     group_deaths: int = 3
+    sim_seeds: int = 30
 
 
 QUICK = Sizes(
@@ -61,6 +63,7 @@ QUICK = Sizes(
     spark_triggers=5,
     replicated_batches=((128 * KIB, 200),),
     small_batches=5000,
+    start_rounds=1,
     failover_rounds=3,
     idle_partitions=100,
     idle_s=5.0,
@@ -69,6 +72,7 @@ QUICK = Sizes(
     metadata_lists=5,
     group_times=10,
     group_deaths=1,
+    sim_seeds=3,
 )
 
 

@@ -42,6 +42,7 @@ IDLE_NODE = "idle node, 100 partitions"
 GROWTH_POLL = "growth while poll reads"
 GROWTH_POLL_ARROW = "growth while poll_arrow reads"
 BATCHES_128_KIB_3 = "128 KiB batches, 3 replicas"
+START = "quiver up, 3 brokers and 3 managers"
 SMALL_BATCHES = "100 B batches, 3 replicas"
 ONE_IN_FLIGHT_3 = "one in flight, 3 replicas"
 ONE_IN_FLIGHT_3_AIO = "one in flight, 3 replicas, asyncio"
@@ -61,6 +62,7 @@ GROUP_POLL = "poll in a group, commit every second"
 GROUP_POLL_ARROW = "poll_arrow in a group, commit every second"
 GROUP_RESUME = "member killed, its partitions are read on"
 GROUP_KEPT = "member killed, the other partitions"
+SIMULATOR = "quiver sim, one process"
 
 NOT_A_TERMINAL_WIDTH = 170
 
@@ -70,6 +72,7 @@ COLUMNS = {
     "batches_per_s": ("rate /s", "{:,.0f}"),
     "requests_per_s": ("rate /s", "{:,.0f}"),
     "rows_per_s": ("rate /s", "{:,.0f}"),
+    "events_per_s": ("rate /s", "{:,.0f}"),
     "mb_per_s": ("MB/s", "{:,.1f}"),
     "p50_ms": ("p50 ms", "{:.3f}"),
     "p99_ms": ("p99 ms", "{:.3f}"),
@@ -79,7 +82,15 @@ COLUMNS = {
 }
 
 
-_UNITS = {"rss_mb": "MB", "seconds": "s", "percent": "%", "p50_ms": "ms", "p99_ms": "ms", "batches_per_s": "/s"}
+_UNITS = {
+    "rss_mb": "MB",
+    "seconds": "s",
+    "percent": "%",
+    "p50_ms": "ms",
+    "p99_ms": "ms",
+    "batches_per_s": "/s",
+    "events_per_s": "/s",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,6 +142,7 @@ TARGETS = (
     Target("3 replicas: one in flight (threads), p50", ONE_IN_FLIGHT_3, "p50_ms", 2, False, (FLOOR, ONE_IN_FLIGHT_3)),
     Target("3 replicas: one in flight (aio), p50", ONE_IN_FLIGHT_3_AIO, "p50_ms", 2, False, (FLOOR, ONE_IN_FLIGHT_3)),
     Target("3 replicas: small batches", SMALL_BATCHES, "batches_per_s", 8000, True),
+    Target("3 brokers, 3 managers: up and ready", START, "seconds", 5, False),
     Target("failover, p99", FAILOVER, "p99_ms", 2000, False),
     Target("1,000 idle partitions: busiest broker", IDLE_CPU, "percent", 5, False),
     Target("1,000 idle partitions: largest broker", IDLE_RSS, "rss_mb", 200, False),
@@ -170,6 +182,7 @@ TARGETS = (
     ),
     Target("group: partitions of a dead member, session + 1 s", GROUP_RESUME, "seconds", 3, False),
     Target("group: the others, longest gap between records", GROUP_KEPT, "seconds", 0.3, False),
+    Target("simulator: events on one core", SIMULATOR, "events_per_s", 10_000, True),
 )
 
 

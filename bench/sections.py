@@ -20,8 +20,9 @@ from machine import time_syncs
 from measure import KIB, MB, Case, Row, human_size, latency_row, make_values
 from metadata_section import metadata
 from plan import Bench
-from replicated_section import failover, idle, replicated
+from replicated_section import failover, idle, replicated, start
 from servers import Node
+from sim_section import simulator
 from spark_section import spark
 
 IN_FLIGHT_MAX = 5  # batches; the SDK's own limit, given to the floor's client too
@@ -179,10 +180,12 @@ SECTIONS: dict[str, Callable[[Bench], list[Row]]] = {
     "http": http,
     "memory": memory,
     "spark": spark,
+    "start": start,
     "replicated": replicated,
     "failover": failover,
     "idle": idle,
     "http-replicated": http_replicated,
     "metadata": metadata,
     "groups": groups,
+    "simulator": simulator,
 }

@@ -10,6 +10,7 @@ from machine import file_system_of
 from measure import Case, Row, Sample, percentile_ms, run_in_turns
 from redis_bench import client_name, entry_pattern
 from report import (
+    COLUMNS,
     FLOOR,
     POLL,
     QUIVER,
@@ -23,6 +24,7 @@ from report import (
     targets_table,
 )
 from sections import redis_notes
+from sim_section import counted
 
 
 class NoSteps:
@@ -98,6 +100,19 @@ def test_report_without_any_row_says_that_nothing_was_measured():
     assert {verdict.met for verdict in verdicts} == {None}
     assert targets_table(verdicts).row_count == len(TARGETS)
     assert rows_table("t", [Row("s", "Redis", "XADD", note="SKIPPED: none")]).row_count == 1
+
+
+def test_every_figure_that_is_judged_has_a_column():
+    assert {target.figure for target in TARGETS} <= set(COLUMNS)
+
+
+def test_the_simulator_is_measured_by_its_closing_line_and_only_without_a_violation():
+    said = (
+        "2 seeds, 38,286 events, 12,345 events/s, 0.02 simulated hours, 1 records and 2 commands, {} with a violation"
+    )
+    assert counted("anything before\n" + said.format(0) + "\n") == (38286, 12345.0)
+    with pytest.raises(RuntimeError):
+        counted(said.format(10))
 
 
 def test_redis_notes_say_which_row_is_judged_and_the_ratio_to_the_other():

@@ -32,6 +32,8 @@ _NOBODY = 0
 
 
 class Raft(Knowledge):
+    __slots__ = ("_deadline_ms", "_heard_ms", "_random", "_saved", "_verified", "_votes", "leader")
+
     def __init__(
         self,
         me: int,
@@ -48,12 +50,7 @@ class Raft(Knowledge):
         the first one in force at the log's start. `fit(first, bytes_max)` says up to which index entries from `first`
         on are together no longer than that; one at least."""
         super().__init__(me, settings, hard_state, terms, memberships, commit, fit, now_ms)
-        self.role = Role.FOLLOWER
-        self.leader_id = _NOBODY
         self.leader: Leader | None = None
-        self.may_lead = True  # false: it does not stand for election
-        self.may_vote = True  # false: its log is damaged, and it cannot judge another's
-        self.failed = False
         self._saved = hard_state
         self._random = random
         self._votes: dict[int, bool] = {}

@@ -8,12 +8,37 @@ from typing import Any
 from quiver.config import RaftSettings
 from quiver.raft.membership import Membership
 from quiver.raft.messages import AnyMessage
-from quiver.raft.ready import LogWork, Own
+from quiver.raft.ready import LogWork, Own, Role
 from quiver.raft.terms import TermRuns
 from quiver.types import HardState
 
 
 class Knowledge:
+    __slots__ = (
+        "commit",
+        "down",
+        "failed",
+        "fit",
+        "leader_id",
+        "lost_reads",
+        "may_lead",
+        "may_vote",
+        "me",
+        "memberships",
+        "now_ms",
+        "outbox",
+        "quiet",
+        "reads",
+        "role",
+        "settings",
+        "synced_index",
+        "term",
+        "terms",
+        "voted_for",
+        "woken",
+        "work",
+    )
+
     def __init__(
         self,
         me: int,
@@ -28,6 +53,11 @@ class Knowledge:
         self.me = me
         self.settings = settings
         self.term, self.voted_for = hard_state
+        self.role = Role.FOLLOWER
+        self.leader_id = 0  # nobody
+        self.may_lead = True  # false: it does not stand for election
+        self.may_vote = True  # false: its log is damaged, and it cannot judge another's
+        self.failed = False
         self.terms = terms
         self.memberships = list(memberships)
         self.commit = commit

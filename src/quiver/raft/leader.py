@@ -21,6 +21,21 @@ _INSTALL_PATIENCE = 10
 
 
 class Leader:
+    __slots__ = (
+        "_active_ms",
+        "_beat_at_ms",
+        "_check_at_ms",
+        "_installing_ms",
+        "_new_reads",
+        "_raft",
+        "_reads",
+        "_round",
+        "_transfer_to",
+        "_transfer_until_ms",
+        "first_index",
+        "progress",
+    )
+
     def __init__(self, raft: Knowledge) -> None:
         self._raft = raft
         self.progress: dict[int, Progress] = {}

@@ -144,13 +144,22 @@ class FaultyDisk:
         """Makes the n-th change or sync from now, and everything after it, raise SimulatedCrash."""
         self._stop_at = self.operations + nth
 
-    def flip(self, path: str, byte: int, bit: int) -> None:
-        """Bit rot: on the medium and in what is read."""
-        self.flips += 1
+    def flip(self, path: str, byte: int, bit: int, *, counts: bool = True) -> None:
+        """Bit rot: on the medium and in what is read. `counts`: somebody may say that he found damage."""
+        self.flips += counts
         inode = self._inode(path)
         for image in (inode.cache, inode.medium):
             if byte < len(image):
                 image[byte] ^= 1 << bit
+
+    def write_back(self, path: str) -> None:
+        """What every system does sooner or later by itself: what was written to that file is on the medium."""
+        self._inode(path).sync()
+
+    def content(self, path: str) -> bytes:
+        """What is read from it now; empty when there is no such file."""
+        found = self._find(path)
+        return bytes(found.cache) if isinstance(found, Inode) else b""
 
     def room_bytes(self) -> int | None:
         return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self._root.used_bytes())

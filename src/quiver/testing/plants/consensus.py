@@ -9,6 +9,7 @@ import msgspec
 from quiver.broker import catalog
 from quiver.log.slots import HardStateFile
 from quiver.raft import Install, Membership, Raft, TermRuns, Truncate
+from quiver.raft.knowledge import Knowledge
 from quiver.raft.leader import Leader
 from quiver.replication.admission import Admission
 from quiver.replication.group import broker_of, replica_id
@@ -203,23 +204,30 @@ def _learner_counted() -> list[Patch]:
 
 @plant("two-changes-at-once", "the next membership change does not wait until the one before is committed")
 def _two_changes_at_once() -> list[Patch]:
-    def next_step(self: Any, raft: Any) -> Any:
-        membership = raft.membership
-        for broker, new in list(self._newcomers.items()):
-            old = [peer for peer in membership.members if broker_of(peer) == broker and peer != new]
-            if new in membership.voters:
-                del self._newcomers[broker]
-            elif old or new in membership.learners:
-                return membership.without(old[0]) if old else membership.with_voter(new)
-        return None
+    found, next_step, propose = Knowledge.membership_index, Admission.next_step, Leader.propose_membership
+    looks_away = False
 
-    def propose(self: Any, membership: Any) -> int:
-        index = int(self.propose())
-        self._raft.memberships.append((index, membership))
-        self._follow_membership()
-        return index
+    # Who decides about the next change sees none under way. All else about it is judged as ever, and everybody else
+    # sees where the last one is.
+    def index(self: Any) -> Any:
+        return 0 if looks_away else found.__get__(self)
 
-    return [(Admission, "next_step", next_step), (Leader, "propose_membership", propose)]
+    def hasty(decide: Any) -> Any:
+        def decided(self: Any, about: Any) -> Any:
+            nonlocal looks_away
+            looks_away = True
+            try:
+                return decide(self, about)
+            finally:
+                looks_away = False
+
+        return decided
+
+    return [
+        (Knowledge, "membership_index", property(index)),
+        (Admission, "next_step", hasty(next_step)),
+        (Leader, "propose_membership", hasty(propose)),
+    ]
 
 
 @plant("lost-disk-same-name", "a replica that lost its disk comes back under its old id")

@@ -6,6 +6,8 @@ import asyncio
 from concurrent.futures import Executor
 from typing import Any
 
+import msgspec
+
 from quiver.broker import compactor, partition
 from quiver.broker.compactor import Compactor
 from quiver.broker.partition import Partition
@@ -115,14 +117,12 @@ def _position_lost_at_failover() -> list[Patch]:
 
 @plant("position-moves-back", "a late commit moves a position back")
 def _position_moves_back() -> list[Patch]:
-    def move(self: Any, position: Any) -> bool:
-        known = self.positions.get(position.consumer)
-        if position.expected is not None and position.expected != (-1 if known is None else known):
-            return False
-        self.positions[position.consumer] = position.offset
-        return True
+    move = PartitionState._move
 
-    return [(PartitionState, "_move", move)]
+    def backwards(self: Any, position: Any) -> bool:
+        return move(self, msgspec.structs.replace(position, rewind=True))  # every commit as if it were a seek
+
+    return [(PartitionState, "_move", backwards)]
 
 
 @plant("offset-assigned-twice", "a new leader counts offsets from what is committed, not from the end of its log")

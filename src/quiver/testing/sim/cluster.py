@@ -11,6 +11,7 @@ from quiver.raft import Raft
 from quiver.replication.group import broker_of
 from quiver.testing.sim.compaction import check_left
 from quiver.testing.sim.director import Placement
+from quiver.testing.sim.disk import has_sound_facts
 from quiver.testing.sim.ledger import Ledger
 from quiver.testing.sim.network import Network
 from quiver.testing.sim.node import Node
@@ -118,7 +119,9 @@ class Cluster:
             return False
         if raft.synced_index < self.ledger.group(uid).commit:
             return False
-        return not (node.id in self.flipped and _is_damaged(partition))
+        if node.id not in self.flipped:
+            return True
+        return has_sound_facts(node.disk, node.directory(uid)) and not _is_damaged(partition)
 
     def may_lose_data(self, node: Node) -> bool:
         """A minority at most may have lost anything at one time."""

@@ -11,14 +11,17 @@ import struct
 
 from crc32c import crc32c
 
+from quiver.errors import CorruptLogError
+from quiver.log.checkpoint import decode_checkpoint
 from quiver.log.disk import File
+from quiver.log.recovery import STATE_FILE
 from quiver.testing.faulty_disk import FaultyDisk
 from quiver.types import HardState
 
 _FRAME = struct.Struct("<2s6xI12xQQ")  # magic, payload length, index, term
 _HEADER_BYTES = 96
 _SLOT = struct.Struct("<IQQQ")
-_SLOT_SPACING = 512
+_SLOT_STARTS = (0, 512)
 
 
 class LifeDisk:
@@ -103,12 +106,37 @@ def _is_whole(medium: bytearray, at: int, length: int) -> bool:
 def durable_hard_state(disk: FaultyDisk, directory: str) -> HardState:
     """The term and vote that a restart after a power cut would find."""
     inode = disk.durable(f"{directory}/hardstate")
-    found, newest = HardState(), 0
-    for start in (0, _SLOT_SPACING) if inode is not None else ():
-        assert inode is not None
-        raw = bytes(inode.medium[start : start + _SLOT.size])
+    found = _copies(inode.medium) if inode is not None else ()
+    _, term, vote = max(found, default=(0, 0, 0))
+    return HardState(term, vote)
+
+
+def hard_state_places(disk: FaultyDisk, directory: str) -> list[int]:
+    """The bytes of the two copies of term and vote; none while the copies differ."""
+    found = _copies(disk.content(f"{directory}/hardstate"))
+    same = len(found) == 2 and found[0] == found[1]
+    return [start + at for start in _SLOT_STARTS for at in range(_SLOT.size)] if same else []
+
+
+def has_sound_facts(disk: FaultyDisk, directory: str) -> bool:
+    """True when both copies of term and vote, and the check-point, have the right checksums."""
+    path = f"{directory}/{STATE_FILE}"
+    try:
+        if state := disk.content(path):
+            decode_checkpoint(state, path)
+    except CorruptLogError:
+        return False
+    written = disk.content(f"{directory}/hardstate")
+    return len(_copies(written)) == sum(any(written[start : start + _SLOT.size]) for start in _SLOT_STARTS)
+
+
+def _copies(image: bytes | bytearray) -> list[tuple[int, int, int]]:
+    """(version, term, vote) of each slot whose checksum is right."""
+    found = []
+    for start in _SLOT_STARTS:
+        raw = bytes(image[start : start + _SLOT.size])
         if len(raw) == _SLOT.size:
             checksum, version, term, vote = _SLOT.unpack(raw)
-            if checksum == crc32c(raw[4:]) and version > newest:
-                found, newest = HardState(term, vote), version
+            if checksum == crc32c(raw[4:]):
+                found.append((version, term, vote))
     return found

@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import errno
 import random
+from typing import Final
 
+from quiver.log.partition_log import PartitionLog
+from quiver.log.recovery import STATE_FILE
+from quiver.log.segment import index_path
 from quiver.testing.sim.cluster import Cluster
+from quiver.testing.sim.disk import hard_state_places, has_sound_facts
 from quiver.testing.sim.manager_node import ManagerNode
 from quiver.testing.sim.node import Node
+
+# Where bits flip, and how often: most of what is on a disk is segments.
+_FLIP_WEIGHTS: Final = {"segment": 6, "index": 1, STATE_FILE: 2, "hardstate": 2}
 
 
 class Nemesis:
@@ -232,20 +240,54 @@ class Nemesis:
         node.database.is_away = False
 
     def _bit_flip(self) -> None:
-        """Where a check-point says that all was stored: above it, after a power cut, damage looks like a torn write."""
+        """In a file where damage is found, and in one of them at a time: two could hide each other."""
         if (node := self._victim()) is None or not self._cluster.may_lose_data(node):
             return
         uid = self._chance.choice([*self._cluster.uids.values()])
         partition = node.partitions.get(uid)
-        if partition is None:
+        if partition is None or not has_sound_facts(node.disk, node.directory(uid)):
             return
-        stored = partition._log.checkpoint.index
-        on_disk = [s for s in partition._log._segments if 0 < s.size_bytes == s.synced_bytes]
-        segments = [s for s in on_disk if s.next_index <= stored + 1]
+        kind = self._chance.choices([*_FLIP_WEIGHTS], [*_FLIP_WEIGHTS.values()])[0]
+        if kind == "segment":
+            self._flip_in_segment(node, partition._log)
+        elif kind == "index":
+            self._flip_in_index(node, partition._log)
+        elif node.id not in self._cluster.at_risk:
+            self._flip_in_facts(node, node.directory(uid), kind)
+
+    def _flip_in_segment(self, node: Node, log: PartitionLog) -> None:
+        """Where a check-point says that all was stored: above it, after a power cut, damage looks like a torn write."""
+        on_disk = [s for s in log._segments if 0 < s.size_bytes == s.synced_bytes]
+        segments = [s for s in on_disk if s.next_index <= log.checkpoint.index + 1]
         if segments:
             segment = self._chance.choice(segments)
-            byte = self._chance.randrange(segment.size_bytes)
-            self._cluster.at_risk[node.id] = None
-            self._cluster.flipped[node.id] = None
-            self._cluster.trace.say(node.name, f"has a flipped bit in {segment.path} at {byte}")
-            node.disk.flip(segment.path, byte, self._chance.randrange(8))
+            self._flip(node, segment.path, self._chance.randrange(segment.size_bytes))
+
+    def _flip_in_index(self, node: Node, log: PartitionLog) -> None:
+        """It is made again from its segment: nothing is lost, and nobody may call it damage."""
+        paths = [index_path(segment.path) for segment in log._segments]
+        found = [path for path in paths if node.disk.content(path)]
+        if found:
+            path = self._chance.choice(found)
+            byte = self._chance.randrange(len(node.disk.content(path)))
+            self._cluster.trace.say(node.name, f"has a flipped bit in {path} at {byte}")
+            node.disk.flip(path, byte, self._chance.randrange(8), counts=False)
+
+    def _flip_in_facts(self, node: Node, directory: str, name: str) -> None:
+        """Read only when a process starts, so it often does. Of term and vote there are two copies: one is hit, when
+        the system has written both back."""
+        path = f"{directory}/{name}"
+        is_state = name == STATE_FILE
+        places = range(len(node.disk.content(path))) if is_state else hard_state_places(node.disk, directory)
+        if places:
+            node.disk.write_back(path)
+            self._flip(node, path, self._chance.choice(places))
+            if self._chance.random() < 0.7:
+                node.die(power_cut=self._chance.random() < 0.5)
+                self._later(node)
+
+    def _flip(self, node: Node, path: str, byte: int) -> None:
+        self._cluster.at_risk[node.id] = None
+        self._cluster.flipped[node.id] = None
+        self._cluster.trace.say(node.name, f"has a flipped bit in {path} at {byte}")
+        node.disk.flip(path, byte, self._chance.randrange(8))
