@@ -31,7 +31,8 @@ from quiver.wire.messages import (
 from quiver.wire.records import batch_from_lists, encode_batch
 
 UID = "a" * 32
-QUICK = RaftSettings(heartbeat_ms=20, election_ms=100, quiesce_ms=300)
+# Quick to answer, slow to elect: a machine that stalls for a moment changes no leader.
+PATIENT = RaftSettings(heartbeat_ms=20, election_ms=1000, quiesce_ms=300)
 
 
 def payload_of(value: bytes) -> bytes:
@@ -79,8 +80,8 @@ class Group:
         await self.ask(number, CreateTopic("logs", 1, 3, [UID], [voters], self._settings))
 
     async def start(self, number: int) -> None:
-        settings = BrokerSettings(data_dir="data", node_id=number, port=0, raft=QUICK, log=self._log)
-        peers = Peers(number, dataclasses.replace(NetSettings(), peer_silence_s=0.5))
+        settings = BrokerSettings(data_dir="data", node_id=number, port=0, raft=PATIENT, log=self._log)
+        peers = Peers(number, dataclasses.replace(NetSettings(), peer_silence_s=5.0))
         peers.cluster_id = "test"
         broker = Broker(settings, self.disks[number], peers=peers)
         await broker.start()

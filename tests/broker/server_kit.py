@@ -50,7 +50,7 @@ DIRECTORY = "data/broker-1"
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     async def to_its_end() -> None:
-        await asyncio.wait_for(main, 30)
+        await asyncio.wait_for(main, 120)
         for _ in range(5):  # transports that were closed last are gone a few turns later
             await asyncio.sleep(0)
 

@@ -20,11 +20,9 @@ from tests.manager.classic_fuzz import LIMITS, fuzz_classic
 from tests.manager.kit import HttpNode
 from tests.manager.openapi_fuzz import fuzz_openapi
 from tests.manager.v1_fuzz import fuzz_v1
-from tests.system.managed_kit import MANAGERS, ManagedCluster
+from tests.system.managed_kit import MANAGERS, PATIENT, ManagedCluster
 
 Run = Callable[[Path, int, int], None]
-# A primary that stays, whatever else the machine does: a change of it is no harm, and answered with 503.
-PATIENT = {"QUIVER_RAFT_ELECTION_MS": "3000", "QUIVER_NET_PEER_SILENCE_S": "5", "QUIVER_METADATA_STALE_S": "10"}
 OPERATIONS = 66  # right and wrong requests of each that /openapi.json has, about
 
 

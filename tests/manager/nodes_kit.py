@@ -18,8 +18,8 @@ QUICK = NodeSettings(
     port=0,
     http_port=0,
     heartbeat_s=0.1,
-    broker_silence_s=0.6,
-    raft=RaftSettings(heartbeat_ms=20, election_ms=100, quiesce_ms=300),
+    broker_silence_s=3.0,
+    raft=RaftSettings(heartbeat_ms=20, election_ms=1000, quiesce_ms=300),
 )
 
 

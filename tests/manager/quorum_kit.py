@@ -23,8 +23,8 @@ from tests.manager.kit import until
 
 QUICK = {
     "heartbeat_s": 0.05,
-    "raft": RaftSettings(heartbeat_ms=20, election_ms=150),
-    "net": NetSettings(peer_ping_s=0.05, peer_silence_s=0.3, peer_backoff_s_min=0.01, peer_backoff_s_max=0.05),
+    "raft": RaftSettings(heartbeat_ms=20, election_ms=600),
+    "net": NetSettings(peer_ping_s=0.05, peer_silence_s=2.0, peer_backoff_s_min=0.01, peer_backoff_s_max=0.05),
 }
 
 

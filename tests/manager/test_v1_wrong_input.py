@@ -448,9 +448,12 @@ def test_a_stop_does_not_wait_for_those_who_wait(tmp_path_factory: pytest.TempPa
     with HttpNode(tmp_path_factory.mktemp("stopped")) as node:
         with V1(node.http) as client:
             client.create("logs")
-        wire = Wire(node)
-        wire.send(b"GET /v1/topics/logs/partitions/0/records?wait_ms=30000 HTTP/1.1\r\n\r\n")
-        time.sleep(0.3)  # it must have begun to wait
+            wire = Wire(node)
+            wire.send(b"GET /v1/health HTTP/1.1\r\n\r\n")
+            assert wire.reply().status == 200
+            wire.send(b"GET /v1/topics/logs/partitions/0/records?wait_ms=30000 HTTP/1.1\r\n\r\n")
+            # What came later on another connection is answered: the node has begun with this one.
+            assert client.fetch("logs").status == 200
         began_s = time.monotonic()
         assert node.terminate() == 0
         assert time.monotonic() - began_s < 25, "the wait would have had 30 s"

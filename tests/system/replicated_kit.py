@@ -109,9 +109,10 @@ class ReplicatedCluster(Replicas):
 
     def start(self) -> None:
         """Returns when it takes messages."""
-        first = free_ports(self._managers + BROKERS)
+        first = free_ports(2 * self._managers + BROKERS)  # the last ones for HTTP
+        http_port = first + self._managers + BROKERS
         command = [sys.executable, "-m", "quiver.cli.main", "up", "--brokers", str(BROKERS), "--detach"]
-        command += ["--data-dir", str(self.data_dir), "--port", str(first), "--http-port", "0"]
+        command += ["--data-dir", str(self.data_dir), "--port", str(first), "--http-port", str(http_port)]
         command += ["--managers", str(self._managers)] if self._managers > 1 else []
         run = subprocess.run(command, capture_output=True, env=self._environ, timeout=60)
         assert run.returncode == 0, run.stderr.decode()

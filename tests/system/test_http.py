@@ -23,6 +23,7 @@ from quiver.log.partition_log import PartitionLog
 from quiver.metadata.store import sqlite_url
 from quiver.wire.frame import Kind
 from tests.manager.kit import Answer, Api, HttpNode, state_of
+from tests.manager.wire_kit import Wire, post
 from tests.metadata.kit import dump
 from tests.system.kit import WAIT_S
 
@@ -200,16 +201,15 @@ def test_parallel_calls_of_one_consumer_share_the_messages(node: HttpNode) -> No
 
 def test_messages_that_come_together_are_stored_together(node: HttpNode) -> None:
     """A thousand single-message requests become a few batches, and a batch is one append and one sync."""
-
-    def produce() -> None:
-        with Api(node.http) as api:
-            producer = api.producer("logs")
-            for _ in range(MESSAGES_EACH):
-                api.produce("logs", producer, "m")
-
-    with Crowd() as crowd:
-        for _ in range(CONNECTIONS):
-            crowd.start(produce)
+    with Api(node.http) as api, contextlib.ExitStack() as stack:
+        request = post("/producer/produce", topic="logs", producer_id=api.producer("logs"), message="m")
+        wires = [stack.enter_context(contextlib.closing(Wire(node.http))) for _ in range(CONNECTIONS)]
+        for _ in range(MESSAGES_EACH):
+            node.signal(signal.SIGSTOP)  # all of them wait for it when it goes on
+            for wire in wires:
+                wire.send(request)
+            node.signal(signal.SIGCONT)
+            assert {wire.answer().status for wire in wires} == {200}
     node.terminate()
     frames = frames_of(node, "logs")
     assert sum(frames) == CONNECTIONS * MESSAGES_EACH
