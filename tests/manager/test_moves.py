@@ -116,6 +116,21 @@ def test_new_broker_gets_its_share_of_replicas_and_leaders(tmp_path: Path) -> No
     play(tmp_path, test)
 
 
+def test_manager_that_just_began_counts_all_brokers_before_it_shares_out(tmp_path: Path) -> None:
+    async def test(nodes: Nodes) -> None:
+        async with Admin(nodes.address) as admin:
+            await admin.create_topic("logs", 8)
+            await nodes.start(4)
+            await nodes.stop_manager()
+            await nodes.start_manager()
+            await nodes.manager._moves.rebalance()
+            held = Counter(broker for replicas in nodes.replicas("logs") for broker in replicas)
+            assert held == {1: 6, 2: 6, 3: 6, 4: 6}
+            await nodes.until_still()
+
+    play(tmp_path, test)
+
+
 def test_manager_that_dies_in_the_middle_goes_on_after_its_start(tmp_path: Path) -> None:
     async def test(nodes: Nodes) -> None:
         async with Admin(nodes.address) as admin:

@@ -46,7 +46,7 @@ T = TypeVar("T")
 class Brokers:
     def __init__(self, clock: Clock, silence_s: float) -> None:
         self._clock = clock
-        self._silence_s = silence_s
+        self.silence_s = silence_s
         self._links: dict[int, BrokerLink] = {}
         self._hosted: set[str] = set()  # topics that their brokers have, by the uid of their first partition
         self._leaders: dict[str, tuple[int, int]] = {}  # by partition uid: term and broker
@@ -84,7 +84,7 @@ class Brokers:
 
     def is_active(self, broker_id: int) -> bool:
         """Heard of within the time after which a silent broker counts as inactive."""
-        return self.silent_s(broker_id) <= self._silence_s
+        return self.silent_s(broker_id) <= self.silence_s
 
     def silent_s(self, broker_id: int) -> float:
         """How long nothing was heard of it; for ever, as long as this manager has not heard of it."""
@@ -268,6 +268,7 @@ async def _until_enough(topic: Topic, telling: Mapping[int, asyncio.Future[None]
 def _end(task: asyncio.Future[Any]) -> QuiverError | None:
     """What kept a broker from doing as it was told; who has not answered is no longer waited for."""
     if not task.done():
+        task.add_done_callback(lambda late: late.cancelled() or late.exception())  # which nobody waits for any more
         task.cancel()
         return RequestTimeoutError("the broker has not answered yet")
     error = task.exception()

@@ -101,6 +101,7 @@ class Moves:
         Refused when its partitions could not be kept by the others."""
         state = self._quorum.state
         if state.broker(broker_id).phase != DRAINING:
+            await self._usable()
             self._check_may_leave(broker_id)
             await self._quorum.propose(DrainBroker(broker_id))
         if not state.held_by(broker_id):
@@ -129,14 +130,12 @@ class Moves:
 
     async def rebalance(self) -> list[PartitionMove]:
         """Gives every broker its share of replicas and leaders; what is on its way then."""
-        usable = [known for known in self._staying() if self._brokers.is_active(known)]
-        await self._place(plan_rebalance(self._held(), usable))
+        await self._place(plan_rebalance(self._held(), await self._usable()))
         return self.moves()
 
     async def resize(self, topic: Topic) -> None:
         """Gives the partitions of a topic as many replicas as it wants, as far as there are brokers for them."""
-        usable = [known for known in self._staying() if self._brokers.is_active(known)]
-        await self._place(plan_resize(self._held(), usable, topic.name))
+        await self._place(plan_resize(self._held(), await self._usable(), topic.name))
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -244,6 +243,15 @@ class Moves:
     def _staying(self) -> list[int]:
         brokers = self._quorum.state.brokers.values()
         return [broker.id for broker in brokers if broker.disk_id and broker.phase != DRAINING]
+
+    async def _usable(self) -> list[int]:
+        """Those that are heard of. Who manages since a moment ago has not heard of all, and waits for them."""
+        until_s = self._began_s + self._brokers.silence_s
+        while True:
+            usable = [known for known in self._staying() if self._brokers.is_active(known)]
+            if len(usable) == len(self._staying()) or self._clock.monotonic_s() >= until_s:
+                return usable
+            await asyncio.sleep(_BUSY_S)
 
     def _is_away(self, broker_id: int) -> bool:
         listened_s = self._clock.monotonic_s() - self._began_s
