@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from quiver import Admin
+from quiver.metadata.store import sqlite_url
 from tests.system.kit import ENVIRON, free_port, until
 from tests.system.managed_kit import MANAGERS, PATIENT, ManagedCluster, rows_of
 from tests.system.replicated_kit import BACK_S_MAX
@@ -158,7 +159,7 @@ def test_a_manager_is_replaced_by_one_of_another_number_under_load(tmp_path: Pat
             assert newcomer.wait(BACK_S_MAX) == 0
         assert len(client.ids) == len(set(client.ids))
         until(lambda: known_producers(cluster, 2) >= set(client.ids))
-        kept = rows_of(tmp_path / "other" / "manager-4" / "metadata.db")["producer_metadata"]
+        kept = rows_of(sqlite_url(tmp_path / "other" / "manager-4" / "metadata.db"))["producer_metadata"]
         assert {row[0] for row in kept} >= set(client.ids[:before]), "the new one has it all, in a database of its own"
 
 

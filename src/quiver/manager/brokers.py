@@ -84,7 +84,7 @@ class Brokers:
 
     def is_active(self, broker_id: int) -> bool:
         """Heard of within the time after which a silent broker counts as inactive."""
-        return self.silent_s(broker_id) <= self.silence_s
+        return broker_id in self._heard_s and self.silent_s(broker_id) <= self.silence_s
 
     def silent_s(self, broker_id: int) -> float:
         """How long nothing was heard of it; for ever, as long as this manager has not heard of it."""

@@ -31,6 +31,7 @@ logger = logging.getLogger("quiver.manager")
 
 MOVES_AT_ONCE: Final = 16  # partitions that are being copied; the others wait for their turn
 _STUCK_S: Final = 30.0  # one that takes longer lets others have its turn, and goes on beside them
+_HEAR_S: Final = 3.0  # after so long all that are well have called; a request is answered in less than 5
 _BUSY_S: Final = 0.1  # between two steps while there is something to do ...
 _IDLE_S: Final = 1.0  # ... and while there is not
 
@@ -246,7 +247,7 @@ class Moves:
 
     async def _usable(self) -> list[int]:
         """Those that are heard of. Who manages since a moment ago has not heard of all, and waits for them."""
-        until_s = self._began_s + self._brokers.silence_s
+        until_s = self._began_s + min(self._brokers.silence_s, _HEAR_S)
         while True:
             usable = [known for known in self._staying() if self._brokers.is_active(known)]
             if len(usable) == len(self._staying()) or self._clock.monotonic_s() >= until_s:

@@ -18,7 +18,7 @@ from quiver.testing.sim.manager_node import ManagerNode
 from quiver.testing.sim.node import Node
 
 # Where bits flip, and how often: most of what is on a disk is segments.
-_FLIP_WEIGHTS: Final = {"segment": 6, "index": 1, STATE_FILE: 2, "hardstate": 2}
+_FLIP_WEIGHTS: Final = {"segment": 12, "index": 1, STATE_FILE: 1, "hardstate": 1}
 
 
 class Nemesis:
