@@ -122,7 +122,10 @@ def test_waiting_broker_serves_nothing_and_ends_cleanly(tmp_path: Path) -> None:
                     admin.create_topic("t")
                 with pytest.raises(UnavailableError):
                     admin.nodes()
-            with Producer(address, delivery_timeout=1) as producer, pytest.raises((DeliveryError, UnavailableError)):
+            with (
+                Producer(address, request_timeout=1, delivery_timeout=1) as producer,
+                pytest.raises((DeliveryError, UnavailableError)),
+            ):
                 producer.send("t", b"x").result(30)
             assert broker.end(number) == 0
     assert not (tmp_path / "quiver-data" / "broker-5" / "partitions").exists(), "nothing was stored"
