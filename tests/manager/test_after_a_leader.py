@@ -70,6 +70,29 @@ def test_what_is_told_of_partitions_is_told_by_their_leaders(tmp_path: Path) -> 
     asyncio.run(main())
 
 
+def test_what_cannot_be_counted_is_not_left_out_of_a_count(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with managers(tmp_path, count=1, brokers=1, **STEADY) as cluster:
+            await cluster.until_led()
+            await call(cluster, 1, "POST", "/topics", topic_name="logs", partitions=2)
+            producer = (await call(cluster, 1, "POST", "/producer/register", topic="logs"))["producer_id"]
+            sent = {"topic": "logs", "producer_id": producer, "prod_client": "me", "message": "m"}
+            for number in range(10):
+                await call(cluster, 1, "POST", "/producer/produce", **sent, partition_id=number % 2)
+            asked = "/producer/client_size?prod_client=me"
+            assert (await call(cluster, 1, "GET", asked))["count"] == 10
+            await cluster.brokers.pop(1).stop()
+            one, _ = (tmp_path / "data").glob("broker-1/partitions/*/*.seg")
+            with one.open("r+b") as file:
+                file.seek(100)
+                file.write(b"damage")
+            await cluster.start_brokers(1)
+            status, body = await cluster.http(1, "GET", asked)
+            assert (status, b"of topic logs is out of order" in body) == (503, True), body
+
+    asyncio.run(main())
+
+
 def test_a_broker_that_is_away_keeps_its_last_heartbeat_over_a_restart_of_the_managers(tmp_path: Path) -> None:
     async def main() -> None:
         async with managers(tmp_path, brokers=1, **STEADY) as cluster:

@@ -171,7 +171,7 @@ class ClassicApi:
 
     async def client_size(self, params: Params) -> dict[str, Any]:
         request = CountClient(client_number(params.text(*CLIENT)))
-        found = await self._registry.ask_leaders(request, CountReply)
+        found = await self._registry.ask_leaders(request, CountReply, need_all=True)
         count = 0
         for reply in {id(one): one for one in found.values()}.values():
             for place, stored in zip(reply.led, reply.counts, strict=True):

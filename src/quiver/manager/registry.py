@@ -123,9 +123,9 @@ class Registry:
             raise UnavailableError(f"no broker that holds partition {partition} of topic {topic} is here now")
         return link
 
-    async def ask_leaders(self, request: Struct, reply: type[R]) -> ByLeader[R]:
+    async def ask_leaders(self, request: Struct, reply: type[R], *, need_all: bool = False) -> ByLeader[R]:
         """The answer of who leads it, for each partition that there is. One whose leader went away is waited for; one
-        that is out of order is not in it."""
+        that is out of order is not in it, or an error if all are needed."""
         deadline_s = self._clock.monotonic_s() + LEADER_SEARCH_S
         while True:
             topics = self._quorum.state.topics.values()
@@ -133,7 +133,10 @@ class Registry:
             replies = await self.brokers.ask_all(request, reply)
             lacking = missed(wanted, replies)
             if not lacking:
-                return {place: found for place, found in by_leader(replies).items() if place in wanted}
+                found = {place: told for place, told in by_leader(replies).items() if place in wanted}
+                for topic, number in wanted.keys() - found.keys() if need_all else ():
+                    raise UnavailableError(f"partition {number} of topic {topic} is out of order on most brokers")
+                return found
             if self._clock.monotonic_s() > deadline_s:
                 topic, number = lacking[0]
                 raise UnavailableError(f"no broker that leads partition {number} of topic {topic} is here now")
