@@ -184,6 +184,26 @@ def test_missing_file_is_damage_and_not_an_endless_search() -> None:
     simulate(main())
 
 
+def test_log_that_stopped_in_the_middle_of_a_cut_is_not_damaged() -> None:
+    async def main() -> None:
+        disk = FaultyDisk(5)
+        async with Bench(disk).opened() as partition:
+            await fill(partition, 20)
+            log = partition.reader._log
+            disk.fail("datasync", errno.EIO, path=".seg")  # when the bytes are gone already
+            with pytest.raises(LogFailedError):
+                log.truncate_suffix(log.next_index - 1)
+            with pytest.raises(LogFailedError, match="stopped"):
+                await frames_from(partition, partition.high_watermark - 1)
+            disk.remove(segments(disk)[-1])
+            with pytest.raises(LogFailedError, match="stopped"):
+                await frames_from(partition, partition.high_watermark - 1)
+            assert partition.status().state == "failed"
+            assert partition.reader.damage is None
+
+    simulate(main())
+
+
 def test_failed_read_is_told_and_the_next_may_succeed() -> None:
     async def main() -> None:
         disk = FaultyDisk(5)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+import pytest
+
 from quiver.config import LogSettings
-from quiver.errors import CorruptLogError
+from quiver.errors import CorruptLogError, LogFailedError
 from quiver.log.partition_log import PartitionLog
 from quiver.raft import AnyMessage, Append
 from quiver.replication.append_sender import AppendSender
@@ -80,6 +83,16 @@ def test_entries_that_came_in_their_place_are_not_sent_for_them() -> None:
         log.flush()
 
     assert sent_and_damage(replace) == ([], 0)
+
+
+def test_log_that_stopped_in_the_middle_of_a_cut_is_not_damaged() -> None:
+    def stop(disk: FaultyDisk, log: PartitionLog) -> None:
+        disk.fail("datasync", errno.EIO, path=".seg")
+        with pytest.raises(LogFailedError):
+            log.truncate_suffix(4)
+        log.cuts -= 1  # as if the reading had begun after it
+
+    assert sent_and_damage(stop) == ([], 0)
 
 
 def test_damage_is_told() -> None:

@@ -78,8 +78,7 @@ class LogReader:
             except CorruptLogError as error:
                 if self._log.cuts != cuts:
                     continue  # it read behind what is committed, while that was being replaced
-                self.note(error)
-                raise self._refusal(error) from error
+                raise self._refusal(self._judged(error)) from error
             except OSError as error:
                 if self.is_closing:
                     raise ShuttingDownError(f"{self._name} is stopping") from error
@@ -89,9 +88,16 @@ class LogReader:
                     continue
                 if isinstance(error, FileNotFoundError):
                     missing = CorruptLogError.at(str(error.filename), 0, "the file is missing")
-                    self.note(missing)
-                    raise self._refusal(missing) from error
+                    raise self._refusal(self._judged(missing)) from error
                 raise self._refusal(LogFailedError(f"{self._name} cannot be read: {error}")) from error
+
+    def _judged(self, damage: CorruptLogError) -> QuiverError:
+        """A log that stopped, perhaps in the middle of a cut, may have other files than it knows: what it misses there
+        is no damage. Who opens it again will see."""
+        if self._log.failure is not None:
+            return self._log.failure
+        self.note(damage)
+        return damage
 
     def health(self, otherwise: str) -> tuple[str, str]:
         """What is wrong with the log, in a word and in a sentence."""

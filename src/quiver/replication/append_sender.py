@@ -189,7 +189,8 @@ class AppendSender:
             read = partial(read_entries, self._disk, self._log.spans_for_index(first), first, last)
             frames = await asyncio.get_running_loop().run_in_executor(self._readers, read)
         except CorruptLogError as error:
-            if self._log.cuts == cuts:  # else it read where the log was being cut
+            # Else it read where the log was being cut, or stopped in the middle of that.
+            if self._log.cuts == cuts and self._log.failure is None:
                 self._on_damage(error)
             return None
         except OSError as error:  # trimmed or truncated meanwhile, or a disk that the next write will find
