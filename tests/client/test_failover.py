@@ -14,7 +14,7 @@ from quiver.aio import Admin, Consumer, Producer
 from quiver.client import cluster as cluster_module
 from quiver.client.cluster import Cluster
 from quiver.config import NetSettings
-from quiver.errors import ConnectionLostError, NotLeaderError, OffsetOutOfRangeError
+from quiver.errors import ConnectionLostError, NotLeaderError, OffsetOutOfRangeError, UnknownPartitionError
 from quiver.net.server import Flow, Reply, Server
 from quiver.types import NodeInfo, PartitionInfo, TopicInfo
 from quiver.wire.batch_check import SCHEMA_ID_V1
@@ -37,11 +37,13 @@ Test = Callable[["Stage"], Coroutine[Any, Any, None]]
 
 
 class Stage:
-    """A topic of one partition on played brokers, which all see the same log. `known` is the leader they tell of."""
+    """A topic on played brokers, which all see the same log, whatever the partition. `known` is the leader they tell
+    of, `partitions` how many they know of."""
 
     def __init__(self, count: int) -> None:
         self.brokers = [PlayedBroker(self, number) for number in range(1, count + 1)]
         self.leader = self.known = 1
+        self.partitions, self.uid = 1, "u"
         self.log: list[tuple[FrameHeader, bytes]] = []
         self.stored: set[tuple[int, int, int]] = set()
 
@@ -126,7 +128,8 @@ class PlayedBroker:
         if isinstance(request, GetMetadata):
             nodes = [NodeInfo(broker.number, broker.address) for broker in stage.brokers]
             replicas = tuple(broker.number for broker in stage.brokers)
-            return MetadataReply("c", nodes, [TopicInfo("t", (PartitionInfo(0, stage.known, replicas),))]), ()
+            infos = tuple(PartitionInfo(number, stage.known, replicas) for number in range(stage.partitions))
+            return MetadataReply("c", nodes, [TopicInfo("t", infos, uid=stage.uid)]), ()
         if self.answer_s:
             await asyncio.sleep(self.answer_s)
         if stage.leader != self.number:
@@ -210,6 +213,38 @@ def test_an_election_is_waited_for_with_quick_retries() -> None:
             stage.leader = stage.known = 2
             await sending
         assert stage.values() == [0, 1]
+
+    play(test)
+
+
+def test_a_partition_is_read_on_and_written_though_a_node_has_not_heard_of_it_yet() -> None:
+    async def test(stage: Stage) -> None:
+        stage.partitions = 2
+        async with Producer(stage.servers) as producer, Consumer(stage.servers, ["t"], partitions={"t": [1]}) as reader:
+            assert (await (await producer.send("t", b"0", partition=1))).partition == 1
+            assert [record.value for record in await reader.poll(timeout=20)] == [b"0"]
+            stage.partitions = 1
+            stage.leader, stage.known = 2, 0  # nobody says who leads: it is asked for again
+            sending = await producer.send("t", b"1", partition=1)
+            while metadata_asked(stage) < 8:  # noqa: ASYNC110  # both bring it about
+                await asyncio.sleep(0.01)
+            stage.known = 2
+            stage.partitions = 2
+            await sending
+            assert [record.value for record in await reader.poll(timeout=20)] == [b"1"]
+
+    play(test)
+
+
+def test_a_topic_that_was_made_again_has_its_own_partitions() -> None:
+    async def test(stage: Stage) -> None:
+        stage.partitions = 2
+        async with Producer(stage.servers, metadata_refresh=0.01) as producer:
+            await producer.send("t", b"0", partition=1)
+            stage.partitions, stage.uid = 1, "other"
+            with pytest.raises(UnknownPartitionError):
+                while True:
+                    await (await producer.send("t", b"1", partition=1))
 
     play(test)
 

@@ -94,6 +94,7 @@ class Cluster:
         self._avoided: dict[str, float] = {}  # nodes that did not answer, and until when they are left alone
         self._addresses: dict[int, str] = {}
         self._topics: dict[str, TopicInfo] = {}
+        self._seen: dict[str, TopicInfo] = {}  # the same, with those whose leaders have to be asked for again
         self._asking: dict[str, asyncio.Task[MetadataReply]] = {}
         self._replicas: dict[str, list[str]] = {}  # after a failure: who has the partition and knows its leader first
         self._primary = ""  # the address of the manager that takes changes, when it is known
@@ -216,9 +217,18 @@ class Cluster:
         reply = await self.ask_any(GetMetadata(topics, names), MetadataReply, topics[0] if topics else None)
         self._addresses = {node.id: node.address for node in reply.nodes}
         self._primary = next((one.address for one in reply.managers if one.id == reply.primary), "")
+        reply = msgspec.structs.replace(reply, topics=[self._whole(topic) for topic in reply.topics])
         for topic in reply.topics:
-            self._topics[topic.name] = topic
+            self._topics[topic.name] = self._seen[topic.name] = topic
         return reply
+
+    def _whole(self, topic: TopicInfo) -> TopicInfo:
+        """A topic's partitions only get more; a node that lags may not have heard of the last ones yet."""
+        seen = self._seen.get(topic.name)
+        if seen is None or seen.uid != topic.uid or len(seen.partitions) <= len(topic.partitions):
+            return topic
+        unheard = seen.partitions[len(topic.partitions) :]
+        return msgspec.structs.replace(topic, partitions=topic.partitions + unheard)
 
     async def primary(self) -> Connection | None:
         """The manager that takes changes. None: it is not known now; any other node passes on what it is asked."""

@@ -68,7 +68,7 @@ class GroupManagerNode(ManagerNode):
             if self.hosted.get(name, 0) < len(topic.partitions):
                 raise UnavailableError(f"topic {name} is not on its broker yet")
             partitions = tuple(PartitionInfo(p.number, p.replicas[0], p.replicas) for p in topic.partitions)
-            topics.append(TopicInfo(name, partitions))
+            topics.append(TopicInfo(name, partitions, uid=topic.partitions[0].uid))
         nodes = [NodeInfo(broker.id, broker.endpoint) for broker in quorum.state.brokers.values()]
         managers = [ManagerInfo(number, manager_address(number), "") for number in self._network.nodes]
         return MetadataReply("sim", nodes, topics, managers, quorum.primary)
