@@ -71,10 +71,12 @@ class Leader:
         self.told.append(message)
         return True
 
-    def append(self, replica: RaftReplica, count: int) -> None:
+    def append(self, replica: RaftReplica, count: int, committed: int | None = None) -> None:
+        """Entries 1 to `count`; all are committed unless it is said how many."""
         entry = Entry.control(Kind.NOOP, b"")
         frames = b"".join(encode_frame(stamp(entry, index, 1, 0), b"") for index in range(1, count + 1))
-        replica.receive(Append(LEADER, ME, 1, 0, 0, count, count, ((1, 1),)), memoryview(frames))
+        commit = count if committed is None else committed
+        replica.receive(Append(LEADER, ME, 1, 0, 0, count, commit, ((1, 1),)), memoryview(frames))
 
     def snapshot(self, replica: RaftReplica) -> None:
         message = Snapshot(LEADER, ME, 3, SNAPSHOT.start.index, SNAPSHOT.start.term, GROUP)

@@ -1,13 +1,16 @@
 """What comes while a replica waits for its disk. A snapshot that arrives while a check-point is being written holds;
-while one waits itself, no check-point is begun; and what waited behind a vote is not forgotten."""
+while one waits itself, no check-point is begun; one that the disk refuses commits nothing; and what waited behind a
+vote is not forgotten."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
 
+from quiver.broker.partition import Partition
 from quiver.log.checkpoint import Checkpoint
 from quiver.log.flush import CheckpointJob, FlushJob
 from quiver.log.partition_log import PartitionLog
@@ -81,5 +84,31 @@ def test_what_came_while_a_vote_waited_for_the_disk_is_taken_right_after_it(kind
         writers.release()
         await until(lambda: leader.was_told(2))
         await follower.owner.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "datasync", "rename"])
+@pytest.mark.parametrize("kind", ["partition", "manager"])
+def test_a_snapshot_that_the_disk_refuses_commits_nothing_of_the_old_log(
+    kind: str, operation: str, tmp_path: Path
+) -> None:
+    """The group has committed other entries in their places: that is why it sends a snapshot."""
+
+    async def scenario() -> None:
+        follower = Follower(kind, tmp_path, Held(None))
+        leader, replica = follower.leader, follower.replica
+        await follower.start()
+        leader.append(replica, 5, committed=2)
+        await until(lambda: leader.was_told(5))
+        follower.disk.fail(operation, errno.ENOSPC, path="state.tmp")
+        leader.snapshot(replica)
+        await until(lambda: replica.raft.failed)
+        await settle()
+        assert replica.commit_end == 3
+        owner = follower.owner
+        assert (owner.state.applied_index if isinstance(owner, Partition) else owner.state.applied) <= 2
+        assert not leader.was_told(SNAPSHOT.start.index)
+        await owner.stop()
 
     asyncio.run(scenario())

@@ -323,8 +323,8 @@ class RaftReplica:
                 return False
             if isinstance(work, Install) and (self._log.is_checkpointing or self._log.is_rewriting):
                 return False  # the owner wakes us when it is written
-            todo.work.pop(0)
             self._work.do(work, self.leader)
+            todo.work.pop(0)  # only now: a snapshot that the disk refused still replaces nothing
         self._sender.send_all(todo.messages)
         for future, index in todo.reads:
             settle(future, index)
