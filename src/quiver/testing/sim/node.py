@@ -118,7 +118,8 @@ class Node:
         self._broker: Broker | None = None
         self._peers = SimulatedPeers(self)
         self.is_stopping = False
-        self._faults_before: dict[str, int] = {}
+        self._faults_before: dict[str, int] = {}  # how many there had been when a partition was opened
+        self._faults_at_start = 0
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -127,6 +128,7 @@ class Node:
         self.life += 1
         self.is_alive = True
         self._trace.say(self.name, "starts")
+        self._faults_before, self._faults_at_start = {}, len(self.disk.met)
         self.loop = VirtualLoop(self.world, self.name, self.clock_rate, self._chance.uniform(0, 1000))
         self.loop.owner = self
         self._executors = []
@@ -204,7 +206,6 @@ class Node:
         assert not self.is_alive
         self._trace.say(self.name, "gets an empty disk")
         self.disk = FaultyDisk(self._chance.getrandbits(32))
-        self._faults_before = {}
 
     def host(self, request: CreateTopic | HostTopic) -> None:
         """Tells the broker what it is to have."""
@@ -261,7 +262,7 @@ class Node:
         where = self.directory(uid)
         return any(
             operation == "datasync" and path.startswith(where) and not path.endswith((".tmp", "/compacted"))
-            for operation, path in self.disk.met[self._faults_before.get(uid, 0) :]
+            for operation, path in self.disk.met[self._faults_before.get(uid, self._faults_at_start) :]
         )
 
     def forget_failures(self, uid: str) -> None:
