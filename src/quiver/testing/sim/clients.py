@@ -42,6 +42,7 @@ class Clients:
         self.history = History()
         self.found: list[Violation] = []
         self.stopping = False
+        self.rest = 1.0  # pauses are so many times longer
         self.compacts = False  # records have keys
         self.calls = 0
         self._epochs = 0
@@ -62,7 +63,7 @@ class Clients:
             self.found.append(mistake)
 
     async def pause(self, mean_s: float) -> None:
-        await asyncio.sleep(self.chance.expovariate(1 / mean_s))
+        await asyncio.sleep(self.chance.expovariate(1 / mean_s) * self.rest)
 
     def next_epoch(self) -> int:
         """As managers count them: each is used once."""

@@ -21,6 +21,7 @@ from quiver.testing.sim.world import Violation, VirtualLoop, World
 
 _HEAL_S_MAX = 60.0  # a healed cluster must be whole within this time
 _STEP_S = 0.1
+_REST = 4.0  # how much more clients rest while it heals
 
 
 class Actor(Protocol):
@@ -135,6 +136,8 @@ class Play:
         """No more faults: all must be well again, and all clients have their answers."""
         cluster = self.cluster
         cluster.heal()
+        # Where each append has one entry and waits for the one before, who is behind is not quicker than the clients.
+        self.clients.rest = _REST
         self._until(cluster.unsettled_groups)
         self.clients.stopping = True
         self._until(lambda: "" if all(actor.is_done for actor in self.actors) else "clients wait for answers")
