@@ -1,16 +1,19 @@
-"""What the simulator knows of the small files of a replica, and where bits flip in them."""
+"""What the simulator knows of the files of a replica, and where bits flip in them."""
 
 from __future__ import annotations
 
 import pytest
 
+from quiver.config import LogSettings
 from quiver.errors import CorruptLogError
 from quiver.log.checkpoint import Checkpoint, encode_checkpoint
 from quiver.log.disk import write_atomically
+from quiver.log.partition_log import PartitionLog
 from quiver.log.slots import HardStateFile
 from quiver.testing.faulty_disk import FaultyDisk
-from quiver.testing.sim.disk import durable_hard_state, hard_state_places, has_sound_facts
+from quiver.testing.sim.disk import durable_hard_state, durable_term, hard_state_places, has_sound_facts, note_frames
 from quiver.types import HardState
+from quiver.wire.frame import Entry, Kind
 
 
 @pytest.fixture
@@ -60,3 +63,23 @@ def test_what_is_made_again_anyway_does_not_count_as_damage(disk: FaultyDisk) ->
     assert disk.flips == 0
     disk.flip("p/state", 0, 0)
     assert disk.flips == 1
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_entries_behind_a_damaged_frame_are_found_if_it_was_seen_whole(noted: bool) -> None:
+    disk = FaultyDisk(1)
+    log = PartitionLog(disk, "data/log", LogSettings())
+
+    def append(term: int) -> None:
+        log.append(term, Entry.control(Kind.NOOP, b""), 0.0)
+        log.flush()
+
+    for term in (1, 1, 2):
+        append(term)
+    path = log.spans_for_index(1)[0].path
+    if noted:
+        note_frames(disk, path)
+    disk.flip(path, 100, 3)
+    append(3)
+    assert durable_term(disk, "data/log", 4) == (3 if noted else None)
+    assert durable_term(disk, "data/log", 5) is None

@@ -73,6 +73,12 @@ def durable_term(disk: FaultyDisk, directory: str, index: int) -> int | None:
     return terms[index - first] if index - first < len(terms) else None
 
 
+def note_frames(disk: FaultyDisk, path: str) -> None:
+    """Reads a segment before a bit flips in it: what was stored there was stored, and frames behind it can be found."""
+    if disk.durable(path) is not None:
+        _terms(disk, path)
+
+
 def _terms(disk: FaultyDisk, path: str) -> list[int]:
     """Of all frames in a segment on the medium. What was read once is read again only where the medium changed."""
     inode = disk.durable(path)
