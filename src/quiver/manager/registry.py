@@ -134,7 +134,9 @@ class Registry:
             lacking = missed(wanted, replies)
             if not lacking:
                 found = {place: told for place, told in by_leader(replies).items() if place in wanted}
-                for topic, number in wanted.keys() - found.keys() if need_all else ():
+                broken = [place for place in wanted if place not in found]
+                if need_all and broken:
+                    topic, number = broken[0]
                     raise UnavailableError(f"partition {number} of topic {topic} is out of order on most brokers")
                 return found
             if self._clock.monotonic_s() > deadline_s:
