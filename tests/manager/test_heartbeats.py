@@ -35,8 +35,10 @@ def seen(api: Api, kind: str, number: int) -> datetime.datetime:
 
 
 def row_of(database: str, table: str, number: int) -> tuple[Any, ...]:
-    (row,) = [row for row in dump(database)[table] if row[0] == number]
-    return row
+    """Of what was registered: the database has it a moment after the answer."""
+    (row,) = until(lambda: [row for row in dump(database)[table] if row[0] == number])
+    found: tuple[Any, ...] = row
+    return found
 
 
 def stored_time(us: int | None) -> datetime.datetime | None:
