@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from quiver.errors import CorruptLogError, DiskFullError, LogFailedError
-from quiver.log.flush import FlushJob, SpaceError
+from quiver.log.disk import SpaceError
+from quiver.log.flush import FlushJob
 from quiver.log.partition_log import PartitionLog
 from quiver.testing.faulty_disk import FaultyDisk, SimulatedCrash
 from tests.log.log_kit import (

@@ -1,6 +1,6 @@
 """What comes while a replica waits for its disk. A snapshot that arrives while a check-point is being written holds;
-while one waits itself, no check-point is begun; one that the disk refuses commits nothing; and what waited behind a
-vote is not forgotten."""
+while one waits itself, no check-point is begun; one that the disk refuses commits nothing, and one that finds no space
+waits for it; and what waited behind a vote is not forgotten."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_snapshot_that_the_disk_refuses_commits_nothing_of_the_old_log(
         leader.append(replica, 3, committed=1)
         await until(lambda: leader.was_told(3))
         assert not replica._log.checkpoint_due  # or that would meet the fault
-        follower.disk.fail(operation, errno.ENOSPC, path="state.tmp")
+        follower.disk.fail(operation, errno.EIO, path="state.tmp")
         leader.snapshot(replica)
         await until(lambda: replica.raft.failed)
         await settle()
@@ -111,5 +111,35 @@ def test_a_snapshot_that_the_disk_refuses_commits_nothing_of_the_old_log(
         assert (owner.state.applied_index if isinstance(owner, Partition) else owner.state.applied) <= 1
         assert not leader.was_told(SNAPSHOT.start.index)
         await owner.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("refused", ["pwrite of state.tmp", "datasync of state.tmp", "pwrite of synced"])
+@pytest.mark.parametrize("kind", ["partition", "manager"])
+def test_a_snapshot_that_finds_no_space_is_installed_when_there_is_some(
+    kind: str, refused: str, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        follower = Follower(kind, tmp_path, Held(None))
+        leader, replica, disk = follower.leader, follower.replica, follower.disk
+        await follower.start()
+        leader.append(replica, 3, committed=1)
+        await until(lambda: leader.was_told(3))
+        operation, _, name = refused.partition(" of ")
+        for nth in range(1, 4):
+            disk.fail(operation, errno.ENOSPC, nth, name)
+        leader.snapshot(replica)
+        await until(lambda: replica._work.is_full)
+        leader.append(replica, 9)  # what it cannot take in is not kept either
+        assert not replica._inputs and not replica.raft.failed
+        assert replica.commit_end == 2 and replica._log.next_index == 4
+        assert not disk.exists(f"{DIRECTORY}/state.tmp")
+        assert not leader.was_told(SNAPSHOT.start.index)
+        await until(lambda: replica.tick() and leader.was_told(SNAPSHOT.start.index))
+        assert not replica._work.is_full
+        await follower.owner.stop()
+        assert PartitionLog(disk, DIRECTORY, LOG).checkpoint == replica._log.checkpoint
+        assert replica._log.checkpoint.generation == 1
 
     asyncio.run(scenario())

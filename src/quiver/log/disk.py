@@ -19,6 +19,10 @@ FULL_ERRNOS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 _BUFFERS_MAX = 1024
 
 
+class SpaceError(Exception):
+    """The disk was full; the files are again as they were before."""
+
+
 class File(Protocol):
     def pread(self, length: int, position: int) -> bytes:
         """Up to `length` bytes; fewer only at the end of the file."""
@@ -153,10 +157,15 @@ class SystemDisk:
 
 def write_atomically(disk: Disk, path: str, data: Buffer) -> None:
     """After a crash the file is either the old or the new one, whole; after the return it is the new one."""
-    temporary = path + ".tmp"
+    disk.rename(write_beside(disk, path, data), path)
+    disk.sync_directory(os.path.dirname(path))
+
+
+def write_beside(disk: Disk, path: str, data: Buffer) -> str:
+    """A file, whole and on disk, that may be renamed to `path`; gives its name. Whatever fails, `path` is untouched."""
+    temporary = path + ".tmp"  # recovery removes it
     file = disk.open(temporary, create=True)
     file.truncate(0)
     file.pwrite([data], 0)
     file.datasync()
-    disk.rename(temporary, path)
-    disk.sync_directory(os.path.dirname(path))
+    return temporary

@@ -12,7 +12,7 @@ import os
 from typing import NamedTuple
 
 from quiver.log.checkpoint import Checkpoint, encode_checkpoint
-from quiver.log.disk import FULL_ERRNOS, Buffer, Disk, File, write_atomically
+from quiver.log.disk import FULL_ERRNOS, Buffer, Disk, File, SpaceError, write_atomically
 from quiver.log.segment import Segment, index_path
 from quiver.log.slots import SyncMark
 
@@ -22,10 +22,6 @@ _ROOM_BYTES_MIN = 64 * 1024
 # So much of the room is written with zeros at a time, and only for writes that are small beside that.
 _ZEROS = bytes(64 * 1024)
 _SMALL_BYTES_MAX = 8 * 1024
-
-
-class SpaceError(Exception):
-    """The disk was full; the files are again as they were before the job."""
 
 
 class LogEnd(NamedTuple):

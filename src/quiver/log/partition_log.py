@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from quiver.config import LogSettings
 from quiver.errors import DiskFullError, LogFailedError
 from quiver.log.checkpoint import Checkpoint, LogStart
-from quiver.log.disk import Buffer, Disk
-from quiver.log.flush import CheckpointJob, FlushJob, LogEnd, SegmentWrite, SpaceError
+from quiver.log.disk import Buffer, Disk, SpaceError
+from quiver.log.flush import CheckpointJob, FlushJob, LogEnd, SegmentWrite
 from quiver.log.index import SparseIndex
 from quiver.log.lookup import find_timestamp, offset_after
 from quiver.log.recovery import STATE_FILE, install_files, recover
@@ -383,7 +383,7 @@ class PartitionLog:
         self.checkpoint = job.checkpoint
 
     def install(self, checkpoint: Checkpoint) -> None:
-        """Forgets all entries and begins after `checkpoint.start`; blocking, and only while nothing is written."""
+        """Forgets all entries and begins after `checkpoint.start`; blocking. SpaceError: the log is as it was."""
         assert self._job is None and not self.is_checkpointing and not self.is_rewriting
         if self.failure is not None:
             raise self.failure

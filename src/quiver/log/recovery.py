@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from quiver.config import LogSettings
 from quiver.errors import CorruptLogError
 from quiver.log.checkpoint import Checkpoint, encode_checkpoint, read_checkpoint
-from quiver.log.disk import Disk, File, write_atomically
+from quiver.log.disk import FULL_ERRNOS, Disk, File, SpaceError, write_beside
 from quiver.log.index import SparseIndex
 from quiver.log.segment import (
     SUFFIX,
@@ -229,13 +229,24 @@ def install_files(disk: Disk, directory: str, mark: SyncMark, checkpoint: Checkp
     """Replaces the whole log by a snapshot. Whenever it is cut short, the log is the old one or the new one.
 
     The check-point names a generation that the sync mark does not have yet: as long as they differ, the segments are
-    those of the old log.
+    those of the old log. Raises SpaceError: nothing happened.
     """
-    # From here on a missing mark is damage and not an installation that was cut short.
-    mark.write(*mark.values, sync=True)
+    state = f"{directory}/{STATE_FILE}"
+    try:
+        # From here on a missing mark is damage and not an installation that was cut short.
+        mark.write(*mark.values, sync=True)
+        disk.sync_directory(directory)
+        mark.found = True
+        prepared = write_beside(disk, state, encode_checkpoint(checkpoint))
+    except OSError as error:
+        if error.errno not in FULL_ERRNOS:
+            raise
+        if disk.exists(f"{state}.tmp"):
+            disk.remove(f"{state}.tmp")
+        raise SpaceError(os.strerror(error.errno)) from error
+    # What follows writes over what is there, and stops the log when it fails.
+    disk.rename(prepared, state)
     disk.sync_directory(directory)
-    mark.found = True
-    write_atomically(disk, f"{directory}/{STATE_FILE}", encode_checkpoint(checkpoint))
     _finish_install(disk, directory, mark, checkpoint)
 
 

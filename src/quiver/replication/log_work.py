@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from quiver.clock import Clock
 from quiver.errors import CorruptLogError, NotLeaderError
 from quiver.log.checkpoint import decode_checkpoint
+from quiver.log.disk import SpaceError
 from quiver.log.partition_log import PartitionLog
 from quiver.raft import Extend, Install, Own, Snapshot, Truncate
 from quiver.replication.frame_cache import FrameCache
@@ -15,6 +17,8 @@ from quiver.replication.seat import Owner
 from quiver.wire.frame import Entry, FrameHeader, Kind
 
 logger = logging.getLogger("quiver.replication")
+
+_RETRY_S: Final = 0.5  # after which a snapshot that found no space is tried again
 
 
 class LogWork:
@@ -33,14 +37,21 @@ class LogWork:
         self._cache = cache
         self._clock = clock
         self._owner = owner
+        self._retry_at_s: float | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """There was no space for a snapshot. Until there is, this replica can take in nothing else."""
+        return self._retry_at_s is not None
 
     def append(self, term: int, entry: Entry) -> FrameHeader:
         header, frame = self._log.append_entry(term, entry, self._clock.monotonic_s())
         self._cache.add(frame)
         return header
 
-    def do(self, work: Truncate | Extend | Own | Install, leader: int) -> None:
-        """A truncation and an installation block, and come only when nothing is on its way to the disk."""
+    def do(self, work: Truncate | Extend | Own | Install, leader: int) -> bool:
+        """A truncation and an installation block, and come only when nothing is on its way to the disk. False: there is
+        no space for a snapshot, and the same work is to come again."""
         if isinstance(work, Truncate):
             logger.info("truncated uid=%s first=%d end=%d", self._uid, work.index, self._log.next_index)
             self._truncate(work.index)
@@ -57,7 +68,8 @@ class LogWork:
         elif isinstance(work, Own):
             self._owner.entry_appended(self.append(work.term, Entry.control(Kind.NOOP, b"")), b"")
         else:
-            self._install(work.snapshot)
+            return self._install(work.snapshot)
+        return True
 
     def _truncate(self, index: int) -> None:
         try:
@@ -66,12 +78,23 @@ class LogWork:
             self._on_damage(error)
             raise self._log.stop(error) from error
 
-    def _install(self, snapshot: Snapshot) -> None:
+    def _install(self, snapshot: Snapshot) -> bool:
+        now_s = self._clock.monotonic_s()
+        if self._retry_at_s is not None and now_s < self._retry_at_s:
+            return False
         given = decode_checkpoint(snapshot.body, "a snapshot")
         generation = self._log.checkpoint.generation + 1
         checkpoint = given._replace(generation=generation, catching_up=True)
+        try:
+            self._log.install(checkpoint)
+        except SpaceError as error:
+            if self._retry_at_s is None:  # said once
+                logger.warning("snapshot_waits_for_space uid=%s error=%r", self._uid, str(error))
+            self._retry_at_s = now_s + _RETRY_S
+            return False
+        self._retry_at_s = None
         logger.info("snapshot_installed uid=%s start=%d index=%d", self._uid, given.start.index, given.index)
-        self._log.install(checkpoint)
         self._cache.drop_from(0)
         self._cache.first = self._log.next_index
         self._owner.log_replaced(checkpoint)
+        return True

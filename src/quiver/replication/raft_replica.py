@@ -171,8 +171,8 @@ class RaftReplica:
         raft = self.raft
         if isinstance(message, Repair):
             self._sender.answer_repair(message, raft.commit)
-        elif raft.failed:
-            return False  # it would only be kept: the owner may have no more turns
+        elif raft.failed or self._work.is_full:
+            return False  # it would only be kept: the owner may have no more turns, or nothing to take it in with
         elif isinstance(message, AppendReply) and not self._todo and not self._inputs and raft.is_late(message):
             raft.step(message, raft.now_ms)
         elif (whole := with_body(message, frames, self.seat.uid, self._parts)) is not None:
@@ -189,9 +189,9 @@ class RaftReplica:
         """Called every few milliseconds; wakes the owner when something is due. False: quiet, it needs no ticks."""
         raft = self.raft
         new = raft.term == 0 or raft.me not in raft.membership.voters
-        if not raft.quiet and (new or self._now_ms() >= raft.due_ms):
+        if self._work.is_full or (not raft.quiet and (new or self._now_ms() >= raft.due_ms)):
             self._wake()
-        return not raft.quiet
+        return self._work.is_full or not raft.quiet
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic_s() * 1000)
@@ -323,7 +323,8 @@ class RaftReplica:
                 return False
             if isinstance(work, Install) and (self._log.is_checkpointing or self._log.is_rewriting):
                 return False  # the owner wakes us when it is written
-            self._work.do(work, self.leader)
+            if not self._work.do(work, self.leader):
+                return False  # ticks wake us until there is space
             todo.work.pop(0)  # only now: a snapshot that the disk refused still replaces nothing
         self._sender.send_all(todo.messages)
         for future, index in todo.reads:
