@@ -24,7 +24,9 @@ from quiver.wire.messages import Produce, ProduceReply
 from quiver.wire.records import batch_from_lists, encode_batch, encode_single
 
 _EPOCH_US = 1_700_000_000_000_000
-_KEYS = 6
+# Most records are of a few keys. The others are of keys that are seldom written again: there a deletion is often the
+# last word, and has to go without its key coming back.
+_OFTEN_KEYS, _SELDOM_KEYS = 6, 40
 
 
 class Clients:
@@ -150,7 +152,7 @@ class Producer:
         values = [b"p%d-%d-%06d" % (self._id, self._epoch, self._sequence + place) for place in range(count)]
         if self._clients.compacts:
             chance = self._clients.chance
-            keys = [(b"k%d" % chance.randrange(_KEYS), chance.random() < 0.2) for _ in values]
+            keys = [(self._key(), chance.random() < 0.2) for _ in values]
             self._clients.ledger.keys[self._id, self._epoch, self._sequence] = keys
             said = [None if is_deleted else value for value, (_, is_deleted) in zip(values, keys, strict=True)]
             payload = bytes(encode_batch(batch_from_lists([stamp], [key for key, _ in keys], said, None)))
@@ -164,6 +166,12 @@ class Producer:
         for value in values:
             self._log.sent(value)
         return batch
+
+    def _key(self) -> bytes:
+        chance = self._clients.chance
+        if chance.random() < 0.7:
+            return b"k%d" % chance.randrange(_OFTEN_KEYS)
+        return b"seldom-%d" % chance.randrange(_SELDOM_KEYS)
 
     async def _deliver(self, batches: list[Batch]) -> None:
         while batches:
