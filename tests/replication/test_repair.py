@@ -1,14 +1,19 @@
-"""A peer's frame is written where ours was bad only if it fills that place to the byte."""
+"""A peer's frame is written where ours was bad only if it fills that place to the byte. Damage in a file that was
+trimmed meanwhile is gone with it."""
 
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 from crc32c import crc32c
 
 from quiver.errors import CorruptLogError
-from quiver.replication.repair import Answer, UnrepairableError, locate, mend
+from quiver.replication.repair import Answer, Repairer, UnrepairableError, locate, mend
 from quiver.testing.faulty_disk import FaultyDisk
 from quiver.wire.frame import HEADER_BYTES, Entry, Kind, encode_frame, stamp
+from tests.broker.kit import InlineExecutor
+from tests.replication.replica_kit import GROUP, ME, UID, Leader
 
 PATH = "p/00000000000000000001.seg"
 
@@ -69,3 +74,30 @@ def test_what_does_not_fit_at_the_end_is_refused_too() -> None:
     with pytest.raises(UnrepairableError):
         where = locate(disk, CorruptLogError.at(PATH, 3 * len(FRAMES[0]), "bad"))
         mend(disk, where, Answer(frame(4, bytes(40)), is_alike=False))
+
+
+def repair(disk: FaultyDisk, *found: CorruptLogError | None) -> list[CorruptLogError | None]:
+    """Runs it after damage at the beginning of PATH; `found` is what opening the log gives, one time after the other.
+    Gives what of it was not asked for."""
+    left = list(found)
+    repairer = Repairer(UID, ME, [*GROUP.voters], disk, InlineExecutor(), Leader())
+
+    async def run() -> None:
+        async with asyncio.timeout(5):  # a peer that is asked does not answer
+            await repairer.run(CorruptLogError.at(PATH, 0, "bad"), lambda: left.pop(0))
+
+    asyncio.run(run())
+    return left
+
+
+def test_damage_in_a_file_that_was_trimmed_meanwhile_is_gone() -> None:
+    disk = damaged(0)
+    disk.remove(PATH)
+    assert repair(disk, None) == []
+
+
+def test_a_log_that_lacks_a_file_begins_anew() -> None:
+    disk = damaged(0)
+    disk.remove(PATH)
+    with pytest.raises(UnrepairableError):
+        repair(disk, CorruptLogError.at(PATH, 0, "the file is missing"))

@@ -41,6 +41,12 @@ class Place(NamedTuple):
     index: int  # type: ignore[assignment]  # our word; tuple.index is never called
 
 
+def is_gone(disk: Disk, error: CorruptLogError) -> bool:
+    """The damaged file is no longer there: it was trimmed since somebody read it."""
+    path = str(error.facts.get("path", ""))
+    return path.endswith(SUFFIX) and not disk.exists(path)
+
+
 def locate(disk: Disk, error: CorruptLogError) -> Place:
     """Which entry is damaged; blocking."""
     path, position = str(error.facts.get("path", "")), int(error.facts.get("position", 0))
@@ -128,6 +134,8 @@ class Repairer:
         """Mends place after place, until the log opens. Raises UnrepairableError or OSError."""
         loop = asyncio.get_running_loop()
         damage: CorruptLogError | None = error
+        if await loop.run_in_executor(self._threads, is_gone, self._disk, error):
+            damage = await loop.run_in_executor(self._threads, open_again)
         while damage is not None:
             place = await loop.run_in_executor(self._threads, locate, self._disk, damage)
             answer = await self._ask(place.index)
