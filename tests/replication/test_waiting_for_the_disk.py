@@ -135,6 +135,8 @@ def test_a_snapshot_that_finds_no_space_is_installed_when_there_is_some(
         assert not replica._inputs and not replica.raft.failed
         assert replica.commit_end == 2 and replica._log.next_index == 4
         assert not disk.exists(f"{DIRECTORY}/state.tmp")
+        if isinstance(follower.owner, Partition):
+            assert follower.owner.status().state == "full"
         assert not leader.was_told(SNAPSHOT.start.index)
         await until(lambda: replica.tick() and leader.was_told(SNAPSHOT.start.index))
         assert not replica._work.is_full

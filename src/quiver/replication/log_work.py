@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from quiver.clock import Clock
-from quiver.errors import CorruptLogError, NotLeaderError
+from quiver.errors import CorruptLogError, DiskFullError, NotLeaderError
 from quiver.log.checkpoint import decode_checkpoint
 from quiver.log.disk import SpaceError
 from quiver.log.partition_log import PartitionLog
@@ -51,7 +51,7 @@ class LogWork:
 
     def do(self, work: Truncate | Extend | Own | Install, leader: int) -> bool:
         """A truncation and an installation block, and come only when nothing is on its way to the disk. False: there is
-        no space for a snapshot, and the same work is to come again."""
+        no space for a snapshot, and the same work is to come again; DiskFullError says so the first time."""
         if isinstance(work, Truncate):
             logger.info("truncated uid=%s first=%d end=%d", self._uid, work.index, self._log.next_index)
             self._truncate(work.index)
@@ -88,9 +88,9 @@ class LogWork:
         try:
             self._log.install(checkpoint)
         except SpaceError as error:
-            if self._retry_at_s is None:  # said once
-                logger.warning("snapshot_waits_for_space uid=%s error=%r", self._uid, str(error))
-            self._retry_at_s = now_s + _RETRY_S
+            is_new, self._retry_at_s = self._retry_at_s is None, now_s + _RETRY_S
+            if is_new:
+                raise DiskFullError(f"no space for a snapshot in {self._log.directory}: {error}") from error
             return False
         self._retry_at_s = None
         logger.info("snapshot_installed uid=%s start=%d index=%d", self._uid, given.start.index, given.index)

@@ -213,9 +213,11 @@ class RaftReplica:
                 try:
                     if not self._perform(self._todo):
                         break
-                except LogFailedError as error:
-                    self.fail()
+                except (DiskFullError, LogFailedError) as error:
                     failure = error
+                    if isinstance(error, DiskFullError):
+                        break  # a snapshot waits for space
+                    self.fail()
                 self._todo = None
                 self._watch_leadership()
                 if not fed:
