@@ -9,6 +9,7 @@ import pytest
 
 from quiver.errors import ConflictError
 from quiver.raft import Membership
+from quiver.raft.messages import Join, Outdated
 from quiver.replication.admission import Admission, HandOver
 from quiver.replication.group import replica_id
 
@@ -43,13 +44,13 @@ def ordered(*brokers: int, newcomer: int = 0) -> Admission:
     admission = Admission()
     admission.order(1, brokers)
     if newcomer:
-        admission.asked(newcomer, leading())
+        admission.asked(Join(newcomer, 0, 1), leading())
     return admission
 
 
 def test_without_an_order_nothing_changes_and_strangers_stay_outside() -> None:
     admission = Admission()
-    admission.asked(R4, leading())
+    admission.asked(Join(R4, 0, 1), leading())
     assert admission.next_step(leading()) is None
 
 
@@ -120,7 +121,7 @@ def test_hand_over_is_tried_a_few_times_with_pauses_and_then_counts_as_done() ->
 
 def test_replica_on_a_new_disk_takes_the_place_of_its_predecessor() -> None:
     for admission in (Admission(), ordered(1, 2, 3)):
-        admission.asked(NEW_2, leading())
+        admission.asked(Join(NEW_2, 0, 1), leading())
         silent = (R2,)
         assert admission.next_step(leading(silent=silent)) == Membership((R1, R2, R3), (NEW_2,))
         assert admission.next_step(leading(learners=(NEW_2,), silent=silent)) == Membership((R1, R3), (NEW_2,))
@@ -131,8 +132,8 @@ def test_new_replica_of_the_broker_that_led_wakes_a_quiet_group() -> None:
     woken: list[int] = []
     for leader, quiet in ((R2, True), (R2, False), (R3, True), (0, True)):
         raft = leading()
-        raft.leader_id, raft.quiet, raft.wake = leader, quiet, lambda: woken.append(1)
-        Admission().asked(NEW_2, raft)
+        raft.leader, raft.leader_id, raft.quiet, raft.wake = None, leader, quiet, lambda: woken.append(1)
+        Admission().asked(Join(NEW_2, 0, 1), raft)
         assert bool(woken) == (leader == R2 and quiet)
         woken.clear()
 
@@ -141,6 +142,28 @@ def test_older_order_is_refused_and_none_holds_when_another_leads() -> None:
     admission = ordered(1, 2, 4, newcomer=R4)
     with pytest.raises(ConflictError):
         admission.order(0, (1, 2, 3))
-    admission.forget_order()
+    admission.forget()
     assert admission.next_step(leading()) is None
     admission.order(0, (1, 2, 3))
+
+
+def test_who_was_put_out_and_has_a_log_is_told_to_begin_anew() -> None:
+    admission = ordered(1, 2, 4)
+    admission.asked(Join(R4, 0, 3, 9, 2), leading())
+    raft = leading()
+    raft.term = 5
+    assert admission.next_step(raft) == Outdated(R1, R4, 5, 9, 2)
+    assert admission.next_step(raft) is None, "it is told once for each time it asks"
+    admission.asked(Join(R4, 0, 3, 9, 2), leading())
+    assert admission.next_step(leading(learners=(R4,), behind=(R4,))) is None, "a member catches up with what it has"
+
+
+def test_what_a_newcomer_said_is_forgotten_when_another_leads() -> None:
+    admission = ordered(1, 2, 4, newcomer=R4)
+    admission.forget()
+    admission.order(1, (1, 2, 4))
+    assert admission.next_step(leading()) is None
+    follower = leading()
+    follower.leader = None
+    admission.asked(Join(R4, 0, 1), follower)
+    assert admission.next_step(leading()) is None

@@ -118,7 +118,7 @@ class Hosting:
             voters, me = topic.founders_of(number), topic.replicas[uid]
             seat = Seat(uid, me, tuple(voters), tuple(topic.voters[number]), prefers_to_lead=voters[0] == me)
             on_damage = partial(self._mend, topic.name, number)
-            setup = RaftSetup(seat, directory, self._settings.raft, self._peers, on_damage)
+            setup = RaftSetup(seat, directory, self._settings.raft, self._peers, on_damage, begins_anew=True)
         partition = Partition(
             topic.name, number, log, self._disk, self._writers, self._readers, self._clock, self._policy, setup
         )
@@ -172,8 +172,7 @@ class Hosting:
         self._tasks.append(loop.create_task(self._repair(topic, number, repairer, error)))
 
     async def _repair(self, topic: CatalogTopic, number: int, repairer: Repairer, error: CorruptLogError) -> None:
-        uid = topic.partitions[number]
-        running = self.partitions.get(topic.name, {}).get(number)
+        uid, running = topic.partitions[number], self.partitions.get(topic.name, {}).get(number)
         if isinstance(running, Partition):
             await _hand_over(running)
             self._by_uid.pop(uid, None)
@@ -194,7 +193,8 @@ class Hosting:
         try:
             await repairer.run(error, open_again)
         except (UnrepairableError, OSError) as why:
-            logger.error("replica_rebuilt partition=%s-%d reason=%r", topic.name, number, str(why))
+            what = (error.facts.get("verdict", "rebuilt"), topic.name, number, str(why))
+            logger.error("replica_%s partition=%s-%d reason=%r", *what)
             if self._disk.exists(directory):
                 self._disk.remove_tree(directory)
         async with self._lock:

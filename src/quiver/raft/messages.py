@@ -98,11 +98,24 @@ class TimeoutNow(Message, frozen=True, tag="timeout_now"):
 
 
 class Join(Message, frozen=True, tag="join"):
-    """A replica that its group does not have yet asks to be taken in. For the driver; the core does not know it."""
+    """A replica that its group does not have asks to be taken in, and says where its log ends: a new one has none.
+
+    For the driver, as are the next three; the core does not know them."""
+
+    last_index: int = 0
+    last_term: int = 0
+
+
+class Outdated(Message, frozen=True, tag="outdated"):
+    """The answer to who is no member and has a log: while it was away, things may have gone from the others' logs that
+    it never heard of. It begins anew, if its log still ends at (index, index_term)."""
+
+    index: int
+    index_term: int
 
 
 class Repair(Message, frozen=True, tag="repair"):
-    """A replica whose frame of entry `index` is damaged asks for it. For the driver, as is the answer.
+    """A replica whose frame of entry `index` is damaged asks for it.
 
     `compacted` is the order of compaction that it has carried out: who is behind that does not answer."""
 
@@ -139,6 +152,7 @@ AnyMessage = (
     | Snapshot
     | TimeoutNow
     | Join
+    | Outdated
     | Repair
     | RepairReply
     | Compacted

@@ -2,7 +2,7 @@
 
 A replica on a new disk: learner, out with the predecessor, voter. By order: a replica of a wanted broker becomes a
 learner when it asks, a voter when it has caught up; then the others leave, those that do not answer first. A leader
-that is to leave hands over, and its successor is asked again.
+that is to leave hands over, and its successor is asked again. Who was put out and is wanted again begins anew.
 
 Rule: one step at a time, and the next only when the one before is committed. A predecessor leaves before the newcomer
 votes: it will never answer again, and counting it would make the majority larger for nothing. Nobody leaves before all
@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from quiver.errors import ConflictError
 from quiver.raft import Membership, Raft
+from quiver.raft.messages import Join, Outdated
 from quiver.replication.group import broker_of
 
 _HAND_OVER_AGAIN_MS: Final = 3000  # proposals wait while one is tried
@@ -35,22 +36,24 @@ class HandOver(NamedTuple):
     to: int
 
 
-Step = Membership | HandOver
+Step = Membership | HandOver | Outdated
 
 
 class Admission:
     def __init__(self, admits: Collection[int] = ()) -> None:
         """`admits`: brokers that are let in though nobody of the group has their number."""
         self.admits = admits
-        self._newcomers: dict[int, int] = {}  # broker -> the replica it has now
+        self._newcomers: dict[int, Join] = {}  # by broker: what the replica that it has now said
         self._rounds: dict[int, tuple[int, int]] = {}  # learner -> what was committed when its round began, and when
         self._order = Order()
         self._tries = 0  # to hand over by this order
         self._tried_ms = 0
 
-    def asked(self, replica: int, raft: Raft) -> None:
-        self._newcomers[broker_of(replica)] = replica
-        if raft.quiet and broker_of(raft.leader_id) == broker_of(replica):
+    def asked(self, message: Join, raft: Raft) -> None:
+        broker = broker_of(message.sender)
+        if raft.leader is not None:  # else by the time it leads this may no longer be so
+            self._newcomers[broker] = message
+        if raft.quiet and broker_of(raft.leader_id) == broker:
             raft.wake()  # the leader that it was is no more, and in a quiet group nobody else would tell
 
     def order(self, epoch: int, brokers: Sequence[int]) -> None:
@@ -62,9 +65,10 @@ class Admission:
         if (order := Order(epoch, tuple(brokers))) != self._order:
             self._order, self._tries = order, 0
 
-    def forget_order(self) -> None:
+    def forget(self) -> None:
         """Another leads. Its orders may be newer, and this replica may lead again without having heard of them."""
         self._order = Order()
+        self._newcomers = {}
 
     def next_step(self, raft: Raft) -> Step | None:
         """What this leader should do now."""
@@ -81,14 +85,18 @@ class Admission:
             if replaced or (wanted and broker_of(learner) not in wanted):
                 self._newcomers.pop(broker_of(learner), None)
                 return membership.without(learner)  # that broker has another replica now, and it is there; or none
-        for broker, new in list(self._newcomers.items()):
+        for broker, asked in list(self._newcomers.items()):
+            new = asked.sender
             old = [peer for peer in membership.members if broker_of(peer) == broker and peer != new]
             has_place = bool(old) or new in membership.learners or broker in self.admits
             if new in membership.voters or not (broker in wanted if wanted else has_place):
                 del self._newcomers[broker]
                 self._rounds.pop(new, None)
             elif new not in membership.learners:
-                return membership.with_learner(new)
+                if not asked.last_index:
+                    return membership.with_learner(new)
+                del self._newcomers[broker]  # it asks again, under another id
+                return Outdated(raft.me, new, raft.term, asked.last_index, asked.last_term)
             elif self._has_caught_up(raft, new, leader.progress[new].match):
                 return membership.without(old[0]) if old else membership.with_voter(new)
         return self._next_by_order(raft, heard) if wanted else None

@@ -22,9 +22,10 @@ from quiver.log.flusher import Flusher, FlushPolicy, HardStateSaver
 from quiver.log.partition_log import PartitionLog
 from quiver.log.slots import HardStateFile
 from quiver.raft import AnyMessage, Install, Membership, Raft, Ready, Truncate
-from quiver.raft.messages import AppendReply, Join, Repair
+from quiver.raft.messages import AppendReply, Join, Outdated, Repair
 from quiver.replication.admission import Admission, HandOver, Step
 from quiver.replication.append_sender import AppendSender, with_body
+from quiver.replication.applicant import Applicant
 from quiver.replication.group import LogView, broker_of, encode, summarise
 from quiver.replication.log_work import LogWork
 from quiver.replication.seat import Owner, RaftSetup
@@ -36,7 +37,6 @@ logger = logging.getLogger("quiver.replication")
 
 _FULL_S = 5.0  # a replica whose disk was full does not stand for election for so long
 _FIRST_ELECTION_S = 0.05
-_JOIN_S = 0.5  # how often a replica that is not in its group asks to be
 
 
 class RaftReplica:
@@ -52,7 +52,7 @@ class RaftReplica:
         owner: Owner,
         policy: FlushPolicy | None,
     ) -> None:
-        seat, directory, settings, transport, self._on_damage = setup
+        seat, directory, settings, transport, self._on_damage, begins_anew = setup
         self.seat = seat
         self._log = log
         self._clock = clock
@@ -71,8 +71,9 @@ class RaftReplica:
         self._end_before = 0  # `commit_end` before the inputs that led to it
         self._led_term = self._settled_term = 0  # in which the owner was told that it leads; knows what was committed
         self._full: DiskFullError | None = None  # what the disk said, until it takes something
-        self._full_until_s = self._ask_at_s = 0.0
+        self._full_until_s = self._campaign_at_s = 0.0
         self.admission = Admission(seat.admits)
+        self._applicant = Applicant(log, transport, clock, self._on_damage if begins_anew else None)
         self._deposed: asyncio.Future[None] | None = None  # who waits for that
         # A log without a past is that of a new group, or of a newcomer who is none of its voters.
         member = seat.me in seat.voters or log.checkpoint.group
@@ -173,6 +174,9 @@ class RaftReplica:
             self._sender.answer_repair(message, raft.commit)
         elif raft.failed or self._work.is_full:
             return False  # it would only be kept: the owner may have no more turns, or nothing to take it in with
+        elif isinstance(message, Outdated):
+            if self._applicant.told(message, self.seat):
+                self.fail()
         elif isinstance(message, AppendReply) and not self._todo and not self._inputs and raft.is_late(message):
             raft.step(message, raft.now_ms)
         elif (whole := with_body(message, frames, self.seat.uid, self._parts)) is not None:
@@ -296,17 +300,17 @@ class RaftReplica:
         while self._inputs:
             message = self._inputs.popleft()
             if isinstance(message, Join):
-                self.admission.asked(message.sender, raft)
+                self.admission.asked(message, raft)
             else:
                 raft.step(message, raft.now_ms)
         if not raft.may_lead and self._clock.monotonic_s() >= self._full_until_s:
             raft.may_lead = True
-        if raft.term == 0 and self.seat.prefers_to_lead and self._clock.monotonic_s() >= self._ask_at_s:
+        if raft.term == 0 and self.seat.prefers_to_lead and self._clock.monotonic_s() >= self._campaign_at_s:
             # A new group need not wait for a time-out, only until the others have been made too.
-            self._ask_at_s = self._clock.monotonic_s() + _FIRST_ELECTION_S
+            self._campaign_at_s = self._clock.monotonic_s() + _FIRST_ELECTION_S
             raft.campaign()
         if raft.me not in raft.membership.voters or (raft.term and not raft.leader_id):
-            self._ask_to_join()  # without a leader too: the group may have left it behind and want it again
+            self._applicant.ask(self.seat, raft)  # without a leader too: it may have been left behind
         if self.leads and (step := self.admission.next_step(raft)) is not None:
             self._change(step)
 
@@ -336,13 +340,6 @@ class RaftReplica:
             refuse([(future, None) for future in todo.lost_reads], lost)
         return True
 
-    def _ask_to_join(self) -> None:
-        now_s = self._clock.monotonic_s()
-        if now_s >= self._ask_at_s:
-            self._ask_at_s = now_s + _JOIN_S
-            for broker in self.seat.to_ask(self.raft.membership.voters):
-                self.transport.send(broker, self.seat.uid, Join(self.seat.me, 0, self.raft.term))
-
     def _is_flushed(self) -> bool:
         """Nothing is on its way to the disk. Otherwise the owner is woken when that has changed."""
         if self._flusher.is_busy:
@@ -362,7 +359,7 @@ class RaftReplica:
     def _watch_leadership(self) -> None:
         term = self.raft.term if self.raft.leader is not None else 0
         if self._led_term not in (0, term):
-            self.admission.forget_order()
+            self.admission.forget()
             self._owner.leadership_lost()
             if self._deposed is not None:
                 settle(self._deposed, None)
@@ -382,6 +379,9 @@ class RaftReplica:
     def _change(self, step: Step) -> None:
         if isinstance(step, HandOver):
             self.raft.transfer(step.to)
+            return
+        if isinstance(step, Outdated):
+            self.transport.send(broker_of(step.to), self.seat.uid, step)
             return
         try:
             _, term = self.raft.propose_membership(step)

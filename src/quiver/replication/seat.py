@@ -48,3 +48,4 @@ class RaftSetup(NamedTuple):
     settings: RaftSettings
     transport: Transport
     on_damage: Callable[[CorruptLogError], None]
+    begins_anew: bool = False  # by what it does about damage; an owner that is never compacted need not

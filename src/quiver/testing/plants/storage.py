@@ -20,6 +20,7 @@ from quiver.manager import quorum
 from quiver.raft import Membership
 from quiver.raft.leader import Leader
 from quiver.replication import group
+from quiver.replication.applicant import Applicant
 from quiver.replication.raft_replica import RaftReplica
 from quiver.testing.plants.registry import Patch, plant
 from quiver.wire.frame import HEADER_BYTES, FrameHeader, FrameTruncatedError, decode_header
@@ -233,6 +234,11 @@ def _room_taken_for_entries() -> list[Patch]:
 @plant("deletions-dropped-early", "what deletes a key goes before every member has let go of what it deletes")
 def _deletions_dropped_early() -> list[Patch]:
     return [(Compactor, "_all_have", lambda self, index, raft: True)]
+
+
+@plant("taken-in-with-old-log", "a replica that was put out of its group is taken in again with what it had")
+def _taken_in_with_old_log() -> list[Patch]:
+    return [(Applicant, "_end", property(lambda self: (0, 0)))]
 
 
 @plant("overtaken-read-believed", "a read that a compaction overtook is not done again")
