@@ -18,6 +18,7 @@ from quiver.wire.records import batch_from_lists, encode_batch
 from quiver.wire.rows import rows_of, to_records
 from tests.broker.group_kit import Group, payload_of, segment_files
 from tests.broker.server_kit import run
+from tests.broker.test_moves import Moving
 
 LOG = LogSettings(segment_bytes_max=4000, index_interval_bytes=512)
 SETTINGS: dict[str, bool | int | str] = {"cleanup": "compact", "tombstone.ms": 0}
@@ -257,5 +258,41 @@ def test_answers_count_for_one_term_and_one_order() -> None:
             assert not compactor._all_have(order, partition.raft)
             compactor.receive(Compacted(others[1], me, term, order, order), partition.raft)
             assert compactor._all_have(order, partition.raft)
+
+    run(main())
+
+
+def test_deleted_key_stays_away_from_who_was_put_out_and_is_wanted_again() -> None:
+    """Nobody waited for it with the records that say 'deleted'; with its old log it would have the key again."""
+
+    async def main() -> None:
+        async with Moving(log=LOG, settings=SETTINGS, spare=1) as group:
+            await say(group, (b"x", b"once"))
+            leader = await group.leader()
+            away, stays = (number for number in (1, 2, 3) if number != leader)
+
+            async def has_x() -> bool:
+                return (await group.status(away)).next_offset == 1
+
+            await group.until(has_x)
+            before = group.partition(away).raft
+            await group.stop(away)
+            await group.tell([leader, stays, 4, away])
+            await group.until_done([leader, stays, 4])
+            await say(group, (b"x", None))
+            await fill(group, 20)
+            await until_gone(group, b"x")
+            await group.start(away)
+            await group.tell([leader, stays, away, 4])
+            await group.until_done([leader, stays, away])
+            end = (await group.status(leader)).next_offset
+
+            async def has_all() -> bool:
+                return (await group.status(away)).next_offset == end
+
+            await group.until(has_all)
+            assert b"x" not in {record.key for record in await read(group, away)}
+            after = group.partition(away).raft
+            assert before is not None and after is not None and before.seat.me != after.seat.me
 
     run(main())
