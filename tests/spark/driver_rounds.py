@@ -32,7 +32,7 @@ PARTITIONS = 3
 ROWS_PER_ROUND = 900
 ROWS_PER_TRIGGER = 100
 MOMENT_S_MAX = 3.0  # a few micro-batches
-START_S_MAX = 240.0
+START_S_MAX = 240.0  # a driver and its executors are JVMs, on cores that others use too
 
 
 class Driver:

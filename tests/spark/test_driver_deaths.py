@@ -17,11 +17,9 @@ import pytest
 
 from quiver import Producer
 from quiver.testing.processes import session_members
-from tests.spark.driver_rounds import Driver, job_of, kill_drivers
+from tests.spark.driver_rounds import START_S_MAX, Driver, job_of, kill_drivers
 from tests.spark.kit import Lake, finish
 from tests.system.kit import ENVIRON, Node, free_port, read_all, values_of
-
-START_S_MAX = 240.0  # two JVMs for executors start first, on cores that others use too
 
 
 @pytest.mark.timeout(400)  # two drivers start one after the other
