@@ -8,7 +8,7 @@ import pytest
 from quiver.log.disk import SystemDisk
 from quiver.log.partition_log import PartitionLog
 from quiver.testing.faulty_disk import FaultyDisk
-from quiver.wire.frame import Kind, encode_frame, frame_length, stamp, walk_frames
+from quiver.wire.frame import ALIGNMENT, HEADER_BYTES, Kind, encode_frame, stamp, walk_frames
 from tests.log.log_kit import (
     DIRECTORY,
     SETTINGS,
@@ -203,10 +203,10 @@ def test_bytes_are_counted_from_an_offset_on_within_a_step_of_the_index() -> Non
     for number in range(60):
         for entry in (data(number, 40 + number * 5 % 170, records=3), control(number)):
             frame = append(log, entry)
-            at += frame_length(len(entry.payload))
+            at += HEADER_BYTES + len(entry.payload) + -len(entry.payload) % ALIGNMENT
             sizes[frame.base_offset + frame.record_count] = at
     log.flush()
-    step = SETTINGS.index_interval_bytes + frame_length(210) + frame_length(20)
+    step = SETTINGS.index_interval_bytes + 312 + 120  # and the longest frame of each of the two kinds
     for opened in (log, open_log(disk)):
         assert opened.segment_count > 3
         assert opened.offset_after(log.next_offset, 100) == (log.next_offset, 0)

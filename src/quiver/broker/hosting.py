@@ -326,11 +326,11 @@ class Hosting:
             repairer.receive(message, frames)
         elif partition is not None and partition.raft is not None:
             self._awake[partition] = 0
-            if isinstance(message, Compacted):
-                partition.compactor.receive(message, partition.raft)
-            elif not isinstance(message, Repair):
+            if not isinstance(message, (Compacted, Repair)):
                 if partition.raft.receive(message, frames):
                     self._told[partition] = None
+            elif isinstance(message, Compacted):
+                partition.compactor.receive(message, partition.raft)
             elif message.compacted <= (here := partition.compactor.completed):
                 partition.raft.receive(msgspec.structs.replace(message, compacted=here), frames)
             # else our frame has records that are to be gone there

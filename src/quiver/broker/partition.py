@@ -231,7 +231,7 @@ class Partition:
             raise ShuttingDownError("the broker is stopping")
         if len(self._inbox) >= INBOX_MAX:
             raise OverloadedError(f"{self.topic}-{self.number} has {INBOX_MAX} requests waiting")
-        if self.raft is not None and not self.raft.is_settling:
+        if self.raft is not None and not self.raft.leads and not self.raft.is_settling:
             self.raft.check_leads()
         self._inbox.append((asker, admit))
         self.turns.wake()
@@ -280,10 +280,10 @@ class Partition:
 
     def _must_wait(self) -> bool:
         """A leader that does not know yet what is committed cannot judge what is asked of it."""
-        return self.raft is not None and self.raft.is_settling and not self._stopping
+        return self.raft is not None and not self._stopping and self.raft.is_settling
 
     def _take_inbox(self) -> None:
-        if self._must_wait():
+        if not self._inbox or self._must_wait():
             return
         while self._inbox:
             asker, admit = self._inbox[0]

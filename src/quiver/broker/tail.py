@@ -33,7 +33,8 @@ class Tail:
     def append(self, header: FrameHeader, payload: Any) -> None:
         if header.index > self.state.applied_index:  # else the state came with a snapshot and has it already
             self.state.extend(header)
-            self._entries.append(TailEntry(header, None if header.kind == Kind.DATA else payload, []))
+            kept = None if header.kind == Kind.DATA else payload
+            self._entries.append(tuple.__new__(TailEntry, (header, kept, [])))  # quicker than by its own name
 
     def wait_for_last(self, waiters: list[Waiter]) -> None:
         self._entries[-1].waiters.extend(waiters)

@@ -108,11 +108,15 @@ class DeliveryFuture(Generic[T]):
         return self._result()
 
     def exception(self, timeout: float | None = None) -> QuiverError | None:
-        deadline_s = None if timeout is None else time.monotonic() + timeout
+        if not self.done():
+            deadline_s = None if timeout is None else time.monotonic() + timeout
+            for delivery in self._deliveries:
+                if not delivery.wait(None if deadline_s is None else max(0.0, deadline_s - time.monotonic())):
+                    raise RequestTimeoutError(f"not acknowledged within {timeout:g} s; it may still be stored")
         for delivery in self._deliveries:
-            if not delivery.wait(None if deadline_s is None else max(0.0, deadline_s - time.monotonic())):
-                raise RequestTimeoutError(f"not acknowledged within {timeout:g} s; it may still be stored")
-        return next((delivery.error for delivery in self._deliveries if delivery.error is not None), None)
+            if delivery.error is not None:
+                return delivery.error
+        return None
 
     def add_done_callback(self, callback: Callable[[DeliveryFuture[T]], object]) -> None:
         """Called once all is settled, from the client's own thread: be quick and do not block there."""
@@ -168,6 +172,9 @@ class RecordFuture(DeliveryFuture[RecordMetadata]):
     @property
     def delivery(self) -> Delivery:
         return self._deliveries[0]
+
+    def done(self) -> bool:
+        return self._deliveries[0].settled
 
     def _result(self) -> RecordMetadata:
         delivery = self.delivery

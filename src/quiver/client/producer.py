@@ -119,7 +119,7 @@ class ProducerEngine:
         self._partitioner = Partitioner()
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        self._paced = 0  # threads that wait for the sender
+        self._paced = self._blocked = 0  # threads that wait for the sender, for room
         self._buffered_bytes = 0
         self._unsettled: set[Delivery] = set()  # batches that have no outcome yet
         self._flushing = 0
@@ -155,7 +155,9 @@ class ProducerEngine:
         Until there is room for a few batches: woken for each single one, it would fight the sender for the interpreter.
         """
         with self._room:
+            self._blocked += 1
             self._room.wait_for(lambda: self._has_much_room() or self._closed, self.block_timeout_s)
+            self._blocked -= 1
             if not self.has_room() and not self._closed:
                 raise self._buffer_full(accepted)
 
@@ -320,10 +322,10 @@ class ProducerEngine:
             # Deleted, and perhaps made again with fewer partitions: the next record asks anew.
             self._topics.pop(batch.delivery.topic, None)
             self._cluster.forget_topic(batch.delivery.topic)
-        with self._room:
+        with self._lock:
             self._buffered_bytes -= batch.size_bytes
             self._unsettled.discard(batch.delivery)
-            if self._has_much_room():
+            if self._blocked and self._has_much_room():
                 self._room.notify_all()
         self._progress.set()
 

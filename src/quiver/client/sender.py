@@ -54,13 +54,14 @@ def encode(batch: Batch, compression: str | None) -> None:
     """Turns the collected lists into the payload, once."""
     if batch.payload is not None:
         return
-    batch.timestamp_min, batch.timestamp_max = min(batch.timestamps), max(batch.timestamps)
-    keys = batch.keys if any(key is not None for key in batch.keys) else None
-    headers = batch.headers if any(batch.headers) else None
-    value = batch.values[0]
-    if batch.record_count == 1 and keys is None and headers is None and value is not None and compression is None:
+    value, is_plain = batch.values[0], batch.record_count == 1 and batch.keys[0] is None and not batch.headers[0]
+    if is_plain and value is not None and compression is None:
+        batch.timestamp_min = batch.timestamp_max = batch.timestamps[0]
         batch.payload = encode_single(batch.timestamps[0], value)
     else:
+        batch.timestamp_min, batch.timestamp_max = min(batch.timestamps), max(batch.timestamps)
+        keys = batch.keys if any(key is not None for key in batch.keys) else None
+        headers = batch.headers if any(batch.headers) else None
         records = batch_from_lists(batch.timestamps, keys, batch.values, headers)
         batch.payload = encode_batch(records, compression)
     batch.payload_crc = crc32c(batch.payload)

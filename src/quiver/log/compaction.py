@@ -128,7 +128,7 @@ class RewriteJob:
         waiting = bytearray()
         for header, payload, replaced in self._frames():
             header, frame = (header, encode_frame(header, payload)) if replaced is None else replaced
-            new.add(header)
+            new.add(header, header.frame_length)
             waiting += frame
             if len(waiting) >= _WRITE_BYTES:
                 file.pwrite([waiting], new.size_bytes - len(waiting))

@@ -35,10 +35,11 @@ class SegmentWrite:
     segment: Segment
     position: int
     buffers: list[Buffer] = dataclasses.field(default_factory=list)
+    size_bytes: int = 0  # of the buffers
     sealed_index: bytes | None = None  # written when this job fills the segment
 
     def end(self) -> int:
-        return self.position + sum(map(len, self.buffers))
+        return self.position + self.size_bytes
 
 
 @dataclasses.dataclass(slots=True)
@@ -51,10 +52,11 @@ class FlushJob:
     end: LogEnd
     room_bytes_max: int
     marks_late: bool = False  # the mark is left to whoever answers first
-    size_bytes: int = dataclasses.field(init=False)
+    size_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.size_bytes = sum(sum(map(len, write.buffers)) for write in self.writes)
+        for write in self.writes:
+            self.size_bytes += write.size_bytes
 
     @property
     def only_appends(self) -> bool:
@@ -94,12 +96,13 @@ class FlushJob:
 
         Not for the first bytes: most logs of a large cluster hardly get any.
         """
-        segment, room_bytes = write.segment, min(max(write.position, _ROOM_BYTES_MIN), self.room_bytes_max)
-        if write.position == 0 or write.sealed_index is not None or room_bytes == 0 or write.end() <= segment.room_end:
+        segment, end = write.segment, write.end()
+        if end <= segment.room_end or write.position == 0 or write.sealed_index is not None or not self.room_bytes_max:
             return
+        room_end = end + min(max(write.position, _ROOM_BYTES_MIN), self.room_bytes_max)
         try:
-            file.allocate(write.end() + room_bytes)
-            segment.room_end = write.end() + room_bytes
+            file.allocate(room_end)
+            segment.room_end = room_end
         except OSError as error:
             if error.errno not in _NO_ROOM_ERRNOS:
                 raise

@@ -70,10 +70,15 @@ class FlushPolicy:
         """Runs it on the caller's thread and learns from how long that took. The caller writes the mark."""
         job.marks_late = True
         began_s = self._clock.monotonic_s()
-        error = _outcome(job)
+        error: Exception | None = None
+        try:
+            job.run()
+        except Exception as raised:
+            error = raised
         ended_s = self._clock.monotonic_s()
-        took_s = max(0.0, ended_s - began_s - job.size_bytes / BYTES_PER_S)
-        self._mean_s += (min(took_s, _STALL_S) - self._mean_s) * _MEAN_SHARE
+        took_s = ended_s - began_s - job.size_bytes / BYTES_PER_S
+        counted_s = 0.0 if took_s < 0.0 else took_s if took_s < _STALL_S else _STALL_S
+        self._mean_s += (counted_s - self._mean_s) * _MEAN_SHARE
         if self._mean_s > INLINE_MEAN_S_MAX or took_s > STALL_S_MAX:
             was_good = began_s - self._trusted_from_s > self._distrust_s
             self._distrust_s = DISTRUST_S_MIN if was_good else min(self._distrust_s * 2, DISTRUST_S_MAX)
@@ -85,27 +90,24 @@ class FlushPolicy:
 class Flusher:
     """`policy` None: always in threads."""
 
-    __slots__ = ("_ended", "_executor", "_policy", "_running", "_wake")
+    __slots__ = ("_executor", "_policy", "_running", "_wake", "ended", "is_busy")
 
     def __init__(self, executor: Executor, policy: FlushPolicy | None, wake: Callable[[], None]) -> None:
         self._executor = executor
         self._policy = policy
         self._wake = wake
         self._running: Future[None] | None = None
-        self._ended: tuple[FlushJob, Exception | None] | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        return self._running is not None
+        self.is_busy = False  # a job runs in a thread
+        self.ended: tuple[FlushJob, Exception | None] | None = None  # what `finished` will give
 
     def start(self, job: FlushJob) -> None:
         """`finished` has the outcome when this returns, or later, after a wake."""
-        assert self._running is None and self._ended is None
+        assert not self.is_busy and self.ended is None
         if self._policy is not None and self._policy.admits(self, job):
-            self._ended = job, self._policy.run(job)
+            self.ended = job, self._policy.run(job)
             return
         loop = asyncio.get_running_loop()
-        self._running = self._executor.submit(job.run)
+        self._running, self.is_busy = self._executor.submit(job.run), True
         if self._policy is not None:
             self._policy.in_threads += 1
         # The thread wakes the owner itself: an asyncio future in between would cost another turn of the loop.
@@ -116,12 +118,12 @@ class Flusher:
             self._policy.in_threads -= 1
         error = future.exception()
         assert error is None or isinstance(error, Exception)
-        self._running, self._ended = None, (job, error)
+        self._running, self.is_busy, self.ended = None, False, (job, error)
         self._wake()
 
     def finished(self) -> tuple[FlushJob, Exception | None] | None:
         """The job that ended and its error, once; None when there is none."""
-        ended, self._ended = self._ended, None
+        ended, self.ended = self.ended, None
         return ended
 
     async def wait(self) -> None:
@@ -157,14 +159,6 @@ class HardStateSaver:
         """Returns when nothing is on its way any more."""
         if self._saving is not None:
             await asyncio.wait([asyncio.wrap_future(self._saving)])
-
-
-def _outcome(job: FlushJob) -> Exception | None:
-    try:
-        job.run()
-    except Exception as error:
-        return error
-    return None
 
 
 async def write_checkpoint(log: PartitionLog, checkpoint: Checkpoint, executor: Executor) -> None:

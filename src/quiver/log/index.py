@@ -38,8 +38,8 @@ class SparseIndex:
             self.offsets.append(offset)
             self.positions.append(position)
             self.timestamps.append(self.timestamp_max)
-        if has_records:
-            self.timestamp_max = max(self.timestamp_max, timestamp_max)
+        if has_records and timestamp_max > self.timestamp_max:
+            self.timestamp_max = timestamp_max
 
     def position_of_index(self, index: int) -> int:
         """Where to begin reading to meet the frame of that index."""

@@ -40,7 +40,7 @@ class PartitionLog:
         self._pending: list[SegmentWrite] = []
         self._pending_start = self._end()
         self._job: FlushJob | None = None
-        self._synced_index = self.next_index
+        self.synced_index = self.next_index  # end, exclusive, of what is on disk
         self._roll_asked = False
         self._checkpoint_due_bytes = 0
         self.is_checkpointing = False  # one is being written; see `write_checkpoint`
@@ -67,17 +67,13 @@ class PartitionLog:
         return self._segments[-1].next_offset
 
     def _end(self) -> LogEnd:
-        return LogEnd(self.next_index, self.next_offset, self.last_term)
+        active = self._segments[-1]
+        return LogEnd(active.next_index, active.next_offset, self.last_term)
 
     @property
     def base_offset(self) -> int:
         """The first offset whose record is still in a file."""
         return self._segments[0].base_offset
-
-    @property
-    def synced_index(self) -> int:
-        """End, exclusive, of what is on disk."""
-        return self._synced_index
 
     @property
     def size_bytes(self) -> int:
@@ -114,36 +110,34 @@ class PartitionLog:
         """Appends the bytes of a frame that a leader stamped."""
         if self.failure is not None:
             raise self.failure
-        if header.index != self.next_index or header.base_offset != self.next_offset:
+        segment, length = self._segments[-1], header.frame_length
+        if header.index != segment.next_index or header.base_offset != segment.next_offset:
             raise ValueError(
                 f"frame {header.index}/{header.base_offset} does not follow {self.next_index}/{self.next_offset}"
             )
-        if self._must_roll(header, now_s):
-            self._roll()
-        segment = self._active
+        if segment.size_bytes and self._must_roll(segment, header.kind, length, now_s):
+            segment = self._roll()
         if segment.opened_at_s is None:
             segment.opened_at_s = now_s
         if not self._pending or self._pending[-1].segment is not segment:
             self._pending.append(SegmentWrite(segment, segment.size_bytes))
         self._pending[-1].buffers += frame
-        segment.add(header)
+        self._pending[-1].size_bytes += length
+        segment.add(header, length)
         self.last_term = header.term
-        self._checkpoint_due_bytes += header.frame_length
+        self._checkpoint_due_bytes += length
 
-    def _must_roll(self, header: FrameHeader, now_s: float) -> bool:
-        segment = self._active
-        if segment.size_bytes == 0:
-            return False
+    def _must_roll(self, segment: Segment, kind: int, length: int, now_s: float) -> bool:
         age_s = 0.0 if segment.opened_at_s is None else now_s - segment.opened_at_s
         return (
             self._roll_asked
-            or header.kind == Kind.COMPACT  # what it is about are whole files, on every replica
-            or segment.size_bytes + header.frame_length > self.settings.segment_bytes_max
+            or kind == Kind.COMPACT  # what it is about are whole files, on every replica
+            or segment.size_bytes + length > self.settings.segment_bytes_max
             or age_s * 1000 >= self.settings.segment_age_ms_max
         )
 
-    def _roll(self) -> None:
-        full = self._active
+    def _roll(self) -> Segment:
+        full = self._segments[-1]
         if not self._pending or self._pending[-1].segment is not full:
             self._pending.append(SegmentWrite(full, full.size_bytes))
         self._pending[-1].sealed_index = full.encode_index()
@@ -151,6 +145,7 @@ class PartitionLog:
         path = segment_path(self.directory, full.next_index)
         self._segments.append(Segment(path, full.next_index, full.next_offset, index))
         self._roll_asked = False
+        return self._segments[-1]
 
     def begin_flush(self) -> FlushJob | None:
         """All that is appended and not yet flushed, as one job; None when there is nothing or a job is under way."""
@@ -171,7 +166,7 @@ class PartitionLog:
                 write.segment.synced_bytes = write.end()
                 if write.sealed_index is not None:
                     write.segment.file = None
-            self._synced_index = job.end.next_index
+            self.synced_index = job.end.next_index
             return
         self._rewind(job)
         if isinstance(error, SpaceError):
@@ -237,11 +232,11 @@ class PartitionLog:
         segment = self._segments[self._find(lambda s: s.next_index > first)]
         index = segment.load_index(self._disk, self.settings.index_interval_bytes)
         last = index.last_within(first, bytes_max)
-        return max(first, min(segment.next_index if last is None else last, self._synced_index) - 1)
+        return max(first, min(segment.next_index if last is None else last, self.synced_index) - 1)
 
     def read(self, offset: int, bytes_max: int, index_end: int | None = None) -> memoryview:
         """Whole frames from the one that holds `offset`; blocking. See `read_chunk`."""
-        limit = self._synced_index if index_end is None else min(index_end, self._synced_index)
+        limit = self.synced_index if index_end is None else min(index_end, self.synced_index)
         return read_chunk(self._disk, self.spans_for_offset(offset), offset, limit, bytes_max)
 
     def scan(self, index: int) -> Iterator[tuple[str, FrameHeader, memoryview]]:
@@ -273,7 +268,7 @@ class PartitionLog:
             raise self.failure
         if index >= self.next_index:
             return
-        if index >= self._synced_index:
+        if index >= self.synced_index:
             raise ValueError("flush before truncating entries that are only in memory")
         keep = self._find(lambda s: s.next_index > index)
         segment = self._segments[keep]
@@ -293,7 +288,7 @@ class PartitionLog:
             raise self.stop(error) from error
         segment.size_bytes = segment.synced_bytes = position
         segment.next_index, segment.next_offset, self.last_term = end
-        self._pending, self._pending_start, self._synced_index = [], end, index
+        self._pending, self._pending_start, self.synced_index = [], end, index
 
     def _cut_files(self, keep: int, position: int, index: int) -> None:
         """Newest first, so that a crash in the middle leaves a shorter log and never one with a hole."""
@@ -370,7 +365,7 @@ class PartitionLog:
 
     def begin_checkpoint(self, checkpoint: Checkpoint) -> CheckpointJob:
         """A job that makes `checkpoint` the point from which recovery replays. Never beyond what is committed."""
-        assert self.checkpoint.index <= checkpoint.index < self._synced_index
+        assert self.checkpoint.index <= checkpoint.index < self.synced_index
         segment = self._active
         self._checkpoint_due_bytes = 0
         # Below the check-point only: no later truncation reaches there, so this index is true whenever it is written.
@@ -397,4 +392,4 @@ class PartitionLog:
         self._segments = [Segment(segment_path(self.directory, first), first, base_offset, index)]
         self.checkpoint = checkpoint
         self.last_term = checkpoint.start.term
-        self._pending, self._pending_start, self._synced_index = [], self._end(), first
+        self._pending, self._pending_start, self.synced_index = [], self._end(), first

@@ -179,7 +179,7 @@ def _open_last(
                 raise CorruptLogError.at(path, at, f"found entry {header.index} instead of {segment.next_index}")
             if header.index >= synced_index and unsynced_at is None:
                 unsynced_at = at
-            segment.add(header)
+            segment.add(header, header.frame_length)
             last_term = header.term
     except CorruptLogError:
         if segment.next_index < synced_index:

@@ -94,13 +94,14 @@ class Segment:
             self._index = found.index
         return self._index
 
-    def add(self, header: FrameHeader) -> None:
-        """Counts a frame that will be written at the end."""
-        has_records = header.record_count > 0
-        self.index.add(header.index, header.base_offset, self.size_bytes, header.timestamp_max, has_records=has_records)
-        self.size_bytes += header.frame_length
-        self.next_index = header.index + 1
-        self.next_offset = header.next_offset
+    def add(self, header: FrameHeader, length: int) -> None:
+        """Counts a frame of so many bytes that will be written at the end."""
+        index, base_offset, record_count = header.index, header.base_offset, header.record_count
+        assert self._index is not None
+        self._index.add(index, base_offset, self.size_bytes, header.timestamp_max, has_records=record_count > 0)
+        self.size_bytes += length
+        self.next_index = index + 1
+        self.next_offset = base_offset + record_count
 
     def cut_file(self, length: int) -> None:
         assert self.file is not None
@@ -156,7 +157,7 @@ def rebuild_index(disk: Disk, path: str, size_bytes: int, interval_bytes: int) -
     for _, header, _ in scan_frames(disk.open(path), path, 0, size_bytes):
         if segment.size_bytes == 0:
             segment.base_offset = header.base_offset
-        segment.add(header)
+        segment.add(header, header.frame_length)
     return IndexFile(segment.index, size_bytes, segment.next_index, segment.next_offset, segment.base_offset)
 
 

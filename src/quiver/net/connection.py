@@ -7,10 +7,9 @@ leave its outcome unknown. A late reply to a request that timed out is dropped.
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -40,7 +39,8 @@ def _decode_reply(reply_type: type[R], header: memoryview) -> R:
     if decoder is None:
         decoder = _decoders[reply_type] = msgspec.msgpack.Decoder(reply_type)
     try:
-        return cast(R, decoder.decode(header))
+        reply: R = decoder.decode(header)
+        return reply
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"the server's {reply_type.__name__} cannot be read: {error}") from error
 
@@ -65,28 +65,34 @@ class Connection(PacketProtocol):
 
         `answered` is called when the future is done: of a reply at once, where a callback of it would wait for a turn.
         """
+        return self._submit(request, payload, answered)[1]
+
+    def _submit(
+        self, request: Struct, payload: Sequence[Buffer], answered: Answered | None
+    ) -> tuple[int, asyncio.Future[Packet]]:
+        """The same; also what it waits under, for who may go away before the reply comes."""
         future: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
+        correlation = next(self._correlations)
         if self._refusal is not None or not self.is_open:
             lost = ConnectionLostError(f"the connection to {self.address} is closed")
-            future.set_exception(self._refusal or lost)
-            future.add_done_callback(functools.partial(self._ended, 0, answered))
-            return future
-        correlation = next(self._correlations)
-        self._waiting[correlation] = future, answered
-        future.add_done_callback(functools.partial(self._ended, correlation, answered))
-        self.send_packet(KIND_OF[type(request)], 0, correlation, request, payload)
-        return future
+            _fail(future, answered, self._refusal or lost)
+        else:
+            self._waiting[correlation] = future, answered
+            self.send_packet(KIND_OF[type(request)], 0, correlation, request, payload)
+        return correlation, future
 
     async def call(
         self, request: Struct, reply_type: type[R], payload: Sequence[Buffer] = (), *, timeout_s: float
     ) -> tuple[R, memoryview]:
-        future = self.submit(request, payload)
+        correlation, future = self._submit(request, payload, None)
         try:
             async with asyncio.timeout(timeout_s):
                 packet = await future
         except TimeoutError as error:
             name = type(request).__name__
             raise RequestTimeoutError(f"no reply from {self.address} to {name} within {timeout_s:g} s") from error
+        finally:
+            self._waiting.pop(correlation, None)
         return _decode_reply(reply_type, packet.header), packet.payload
 
     def close(self) -> None:
@@ -110,14 +116,17 @@ class Connection(PacketProtocol):
 
     def packet_received(self, packet: Packet) -> None:
         self.heard += 1
-        future, answered = self._waiting.get(packet.correlation, (None, None))
-        if future is None and packet.flags & FLAG_ERROR and packet.correlation == 0:
-            self._refusal = _error_of(packet)
-            self._fail_all(self._refusal)
-        if future is None or future.done() or not packet.flags & FLAG_REPLY:
+        error = _error_of(packet) if packet.flags & FLAG_ERROR else None
+        if error is not None and packet.correlation == 0:
+            self._refusal = error
+            self._fail_all(error)
+        if not packet.flags & FLAG_REPLY:
             return
-        if packet.flags & FLAG_ERROR:
-            future.set_exception(_error_of(packet))
+        future, answered = self._waiting.pop(packet.correlation, (None, None))
+        if future is None or future.done():
+            return
+        if error is not None:
+            _fail(future, answered, error)
         else:
             future.set_result(packet)
             if answered is not None:
@@ -132,16 +141,18 @@ class Connection(PacketProtocol):
         why = f": {exc}" if exc else ""
         self._fail_all(ConnectionLostError(f"the connection to {self.address} was lost{why}"))
 
-    def _ended(self, correlation: int, answered: Answered | None, future: asyncio.Future[Packet]) -> None:
-        self._waiting.pop(correlation, None)
-        # Asking for the error counts as seen: one who asked and went away is no reason for asyncio to complain.
-        if not future.cancelled() and future.exception() is not None and answered is not None:
-            answered()
-
     def _fail_all(self, error: QuiverError) -> None:
-        for future, _ in list(self._waiting.values()):
+        waiting, self._waiting = self._waiting, {}
+        for future, answered in waiting.values():
             if not future.done():
-                future.set_exception(error)
+                _fail(future, answered, error)
+
+
+def _fail(future: asyncio.Future[Packet], answered: Answered | None, error: QuiverError) -> None:
+    future.set_exception(error)
+    future.exception()  # counts as seen: one who asked and went away is no reason for asyncio to complain
+    if answered is not None:
+        future.get_loop().call_soon(answered)  # not now: who asks is in the middle of something
 
 
 def _error_of(packet: Packet) -> QuiverError:

@@ -75,10 +75,12 @@ class Progress:
         while self._window and self._window[0] <= match:
             self._window.popleft()
         news = match > self.match
-        if news and self._allowed is not None:
-            self._allowed += 1
-        self.match = max(self.match, match)
-        self.next = max(self.next, match + 1)
+        if news:
+            self.match = match
+            if self._allowed is not None:
+                self._allowed += 1
+        if self.next <= match:
+            self.next = match + 1
         awaited = self.installing_index if self.way is Way.INSTALLING else self._probe[1]
         if self.way is not Way.REPLICATING and match >= awaited:
             self._become(Way.REPLICATING)

@@ -30,6 +30,8 @@ class TermRuns:
         """None where nothing is known: beyond the end, or below the start."""
         if not self.start <= index <= self.last:
             return None
+        if index >= self._firsts[-1]:
+            return self._terms[-1]
         return self._terms[bisect_right(self._firsts, index) - 1]
 
     def append(self, term: int) -> int:
@@ -72,6 +74,8 @@ class TermRuns:
         """The runs that cover first..last."""
         if first > last:
             return ()
+        if first >= self._firsts[-1]:
+            return ((first, self._terms[-1]),)
         at = bisect_right(self._firsts, first) - 1
         found = [(first, self._terms[at])]
         for run_first, term in zip(self._firsts[at + 1 :], self._terms[at + 1 :], strict=True):
@@ -83,6 +87,8 @@ class TermRuns:
     def conflict(self, runs: tuple[tuple[int, int], ...], last: int) -> int | None:
         """The first index up to `last` where those entries differ from these; beyond our end counts as different."""
         for place, (first, term) in enumerate(runs):
+            if first > self.last:
+                return first
             run_last = runs[place + 1][0] - 1 if place + 1 < len(runs) else last
             index = max(first, self.start)
             while index <= run_last:

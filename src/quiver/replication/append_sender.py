@@ -25,7 +25,7 @@ from quiver.raft.messages import AppendReply, Repair, RepairReply
 from quiver.replication.frame_cache import Buffer, FrameCache
 from quiver.replication.group import broker_of, decode_membership
 from quiver.replication.snapshot_parts import SnapshotParts, cut
-from quiver.wire.frame import FrameError, FrameHeader, Kind, walk_frames
+from quiver.wire.frame import FrameError, FrameHeader, Kind, decode_frame
 
 logger = logging.getLogger("quiver.replication")
 
@@ -95,7 +95,9 @@ class AppendSender:
     def send(self, message: AnyMessage) -> None:
         """Entries and acknowledgements go at once: a produce waits for them, and the flush that comes next may run on
         this thread. Followers must have the entries first, or the syncs would follow each other."""
-        if isinstance(message, Append) and message.last > message.prev_index:
+        if isinstance(message, AppendReply):
+            self._put(message, now=True)
+        elif isinstance(message, Append) and message.last > message.prev_index:
             frames = self.cache.get(message.prev_index + 1, message.last)
             if frames is None or message.to in self._last:
                 self._send_in_turn(message, frames)
@@ -104,7 +106,7 @@ class AppendSender:
         elif isinstance(message, Snapshot):
             self._send_snapshot(message)
         else:
-            self._put(message, now=isinstance(message, (Append, AppendReply)))
+            self._put(message, now=isinstance(message, Append))
 
     def tidy(self, raft: Raft) -> None:
         """Forgets frames that nobody will be sent from memory."""
@@ -231,14 +233,18 @@ def with_entries(message: Append, frames: memoryview) -> Append:
     entries: list[tuple[FrameHeader, memoryview, memoryview]] = []
     terms: list[tuple[int, int]] = []
     memberships = []
-    for at, header, payload in walk_frames(frames):
+    at = 0
+    while at < len(frames):
+        header, payload = decode_frame(frames, at)
         if header.index != message.prev_index + 1 + len(entries):
             raise ValueError(f"found entry {header.index}, not {message.prev_index + 1 + len(entries)}")
         if not terms or terms[-1][1] != header.term:
             terms.append((header.index, header.term))
         if header.kind == Kind.MEMBERSHIP:
             memberships.append((header.index, decode_membership(payload)))
-        entries.append((header, payload, frames[at : at + header.frame_length]))
+        end = at + header.frame_length
+        entries.append((header, payload, frames[at:end]))
+        at = end
     if message.prev_index + len(entries) != message.last:
         raise ValueError(f"{len(entries)} entries after {message.prev_index}, not up to {message.last}")
     return msgspec.structs.replace(message, terms=tuple(terms), memberships=tuple(memberships), body=entries)

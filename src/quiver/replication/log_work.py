@@ -13,6 +13,7 @@ from quiver.log.disk import SpaceError
 from quiver.log.partition_log import PartitionLog
 from quiver.raft import Extend, Install, Own, Snapshot, Truncate
 from quiver.replication.frame_cache import FrameCache
+from quiver.replication.group import broker_of
 from quiver.replication.seat import Owner
 from quiver.wire.frame import Entry, FrameHeader, Kind
 
@@ -37,34 +38,30 @@ class LogWork:
         self._cache = cache
         self._clock = clock
         self._owner = owner
-        self._retry_at_s: float | None = None
-
-    @property
-    def is_full(self) -> bool:
-        """There was no space for a snapshot. Until there is, this replica can take in nothing else."""
-        return self._retry_at_s is not None
+        self._retry_at_s = 0.0
+        self.is_full = False  # there was no space for a snapshot; until there is, it can take in nothing else
 
     def append(self, term: int, entry: Entry) -> FrameHeader:
         header, frame = self._log.append_entry(term, entry, self._clock.monotonic_s())
         self._cache.add(frame)
         return header
 
-    def do(self, work: Truncate | Extend | Own | Install, leader: int) -> bool:
+    def do(self, work: Truncate | Extend | Own | Install, leader_id: int) -> bool:
         """A truncation and an installation block, and come only when nothing is on its way to the disk. False: there is
         no space for a snapshot, and the same work is to come again; DiskFullError says so the first time."""
-        if isinstance(work, Truncate):
-            logger.info("truncated uid=%s first=%d end=%d", self._uid, work.index, self._log.next_index)
-            self._truncate(work.index)
-            self._cache.drop_from(work.index)
-            lost = NotLeaderError("another leader's entry took this place", leader=leader)
-            self._owner.entries_removed(work.index, lost)
-        elif isinstance(work, Extend):
+        if isinstance(work, Extend):
             now_s = self._clock.monotonic_s()
             for header, payload, frame in work.append.body:
                 if header.index >= work.first:
                     self._log.append_frame(header, [frame], now_s)
                     self._cache.add([frame])
                     self._owner.entry_appended(header, payload)
+        elif isinstance(work, Truncate):
+            logger.info("truncated uid=%s first=%d end=%d", self._uid, work.index, self._log.next_index)
+            self._truncate(work.index)
+            self._cache.drop_from(work.index)
+            lost = NotLeaderError("another leader's entry took this place", leader=broker_of(leader_id))
+            self._owner.entries_removed(work.index, lost)
         elif isinstance(work, Own):
             self._owner.entry_appended(self.append(work.term, Entry.control(Kind.NOOP, b"")), b"")
         else:
@@ -80,7 +77,7 @@ class LogWork:
 
     def _install(self, snapshot: Snapshot) -> bool:
         now_s = self._clock.monotonic_s()
-        if self._retry_at_s is not None and now_s < self._retry_at_s:
+        if self.is_full and now_s < self._retry_at_s:
             return False
         given = decode_checkpoint(snapshot.body, "a snapshot")
         generation = self._log.checkpoint.generation + 1
@@ -88,11 +85,11 @@ class LogWork:
         try:
             self._log.install(checkpoint)
         except SpaceError as error:
-            is_new, self._retry_at_s = self._retry_at_s is None, now_s + _RETRY_S
+            is_new, self.is_full, self._retry_at_s = not self.is_full, True, now_s + _RETRY_S
             if is_new:
                 raise DiskFullError(f"no space for a snapshot in {self._log.directory}: {error}") from error
             return False
-        self._retry_at_s = None
+        self.is_full = False
         logger.info("snapshot_installed uid=%s start=%d index=%d", self._uid, given.start.index, given.index)
         self._cache.drop_from(0)
         self._cache.first = self._log.next_index

@@ -167,18 +167,17 @@ class RaftReplica:
     # -- inputs, from the broker's loop --------------------------------------------------------------------------
 
     def receive(self, message: AnyMessage, frames: memoryview) -> bool:
-        """A message of a peer; True when the owner is to have a turn for it. Frames that are not whole are not for us:
-        the sender will send them again."""
+        """A message of a peer; True when the owner is to have a turn for it. What is not whole will be sent again."""
         raft = self.raft
         if isinstance(message, Repair):
             self._sender.answer_repair(message, raft.commit)
         elif raft.failed or self._work.is_full:
             return False  # it would only be kept: the owner may have no more turns, or nothing to take it in with
+        elif isinstance(message, AppendReply) and not self._todo and not self._inputs and raft.is_late(message):
+            raft.step(message, raft.now_ms)
         elif isinstance(message, Outdated):
             if self._applicant.told(message, self.seat):
                 self.fail()
-        elif isinstance(message, AppendReply) and not self._todo and not self._inputs and raft.is_late(message):
-            raft.step(message, raft.now_ms)
         elif (whole := with_body(message, frames, self.seat.uid, self._parts)) is not None:
             self._inputs.append(whole)
             self._wake()
@@ -207,7 +206,8 @@ class RaftReplica:
         failure: DiskFullError | LogFailedError | None = None
         fed = False
         while True:
-            failure = self._take_flush() or failure
+            if self._flusher.ended is not None or self._log.failure is not None:
+                failure = self._take_flush() or failure
             if self._todo is None:
                 if not fed:
                     fed, self._end_before = True, self.commit_end
@@ -234,7 +234,7 @@ class RaftReplica:
 
     def _take_flush(self) -> DiskFullError | LogFailedError | None:
         finished = self._flusher.finished()
-        if finished is None and (self._log.failure is None or self.raft.failed):
+        if finished is None and self.raft.failed:
             return None
         try:
             if finished is None:  # the mark of the last flush could not be written
@@ -279,7 +279,7 @@ class RaftReplica:
         if todo is not None and not replaced:
             for work in todo.work:
                 if isinstance(work, Truncate):
-                    self._work.do(work, self.leader)
+                    self._work.do(work, self.raft.leader_id)
             todo.work = []
         first = self._log.next_index
         self._sender.cache.drop_from(first)
@@ -291,7 +291,7 @@ class RaftReplica:
 
     def _feed(self) -> None:
         raft = self.raft
-        raft.tick(self._now_ms(), random.getrandbits(30))
+        raft.tick(int(self._clock.monotonic_s() * 1000), random.getrandbits(30))
         while self._links:
             broker, up = self._links.popleft()
             for peer in raft.membership.members:
@@ -329,7 +329,7 @@ class RaftReplica:
                 return False
             if isinstance(work, Install) and (self._log.is_checkpointing or self._log.is_rewriting):
                 return False  # the owner wakes us when it is written
-            if not self._work.do(work, self.leader):
+            if not self._work.do(work, self.raft.leader_id):
                 return False  # ticks wake us until there is space
             todo.work.pop(0)  # only now: a snapshot that the disk refused still replaces nothing
         self._sender.send_all(todo.messages)

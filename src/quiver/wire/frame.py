@@ -109,7 +109,7 @@ class FrameHeader(NamedTuple):
 
     @property
     def frame_length(self) -> int:
-        return frame_length(self.payload_length)
+        return HEADER_BYTES + (self.payload_length + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 class FrameError(Exception):
@@ -129,33 +129,15 @@ class FrameTruncatedError(FrameError):
         self.wanted = wanted
 
 
-def frame_length(payload_length: int) -> int:
-    return HEADER_BYTES + (payload_length + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-
-
 def padding(payload_length: int) -> bytes:
     return b"\0" * (-payload_length % ALIGNMENT)
 
 
 def stamp(entry: Entry, index: int, term: int, base_offset: int) -> FrameHeader:
     """Gives an entry its place in the log."""
-    return FrameHeader(
-        entry.kind,
-        entry.flags,
-        len(entry.payload),
-        entry.payload_crc,
-        entry.record_count,
-        index,
-        term,
-        base_offset,
-        entry.timestamp_min,
-        entry.timestamp_max,
-        entry.schema_id,
-        entry.producer_epoch,
-        entry.producer_id,
-        entry.sequence,
-        0,
-    )
+    kind, payload, payload_crc, record_count, *times, schema_id, epoch, producer_id, sequence, flags = entry
+    place = (kind, flags, len(payload), payload_crc, record_count, index, term, base_offset)
+    return tuple.__new__(FrameHeader, (*place, *times, schema_id, epoch, producer_id, sequence, 0))
 
 
 def encode_header(header: FrameHeader) -> bytearray:
@@ -177,7 +159,8 @@ def decode_header(buffer: Bytes, position: int = 0) -> FrameHeader:
     """The header at `position`, checked. Raises FrameError where it is damaged or cut short."""
     if len(buffer) - position < HEADER_BYTES:
         raise FrameTruncatedError(position, HEADER_BYTES)
-    magic, version, kind, flags, header_bytes, length, crc, payload_crc, *rest = _HEADER.unpack_from(buffer, position)
+    found = _HEADER.unpack_from(buffer, position)
+    magic, version, kind, flags, header_bytes, length, crc = found[:7]
     if magic != MAGIC:
         raise FrameError(position, "no frame begins here")
     if _header_crc(memoryview(buffer)[position : position + HEADER_BYTES]) != crc:
@@ -187,7 +170,7 @@ def decode_header(buffer: Bytes, position: int = 0) -> FrameHeader:
         raise FrameError(position, f"unknown frame version {version}")
     if kind not in _KINDS or length > PAYLOAD_BYTES_MAX:
         raise FrameError(position, f"impossible frame of kind {kind} and {length} bytes")
-    return FrameHeader(kind, flags, length, payload_crc, *rest)
+    return tuple.__new__(FrameHeader, (kind, flags, length, *found[7:]))  # quicker than by its own name, as in `stamp`
 
 
 def decode_frame(buffer: memoryview, position: int = 0) -> tuple[FrameHeader, memoryview]:
@@ -198,8 +181,9 @@ def decode_frame(buffer: memoryview, position: int = 0) -> tuple[FrameHeader, me
 
 def checked_payload(buffer: memoryview, position: int, header: FrameHeader) -> memoryview:
     """The payload of the frame at `position`, whose header is known to be right."""
-    if len(buffer) - position < header.frame_length:
-        raise FrameTruncatedError(position, header.frame_length)
+    length = header.frame_length
+    if len(buffer) - position < length:
+        raise FrameTruncatedError(position, length)
     start = position + HEADER_BYTES
     payload = buffer[start : start + header.payload_length]
     if crc32c(payload) != header.payload_crc:
