@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from quiver.broker.partition_state import PartitionState
 from quiver.errors import ConflictError, MemberFencedError
-from quiver.replication.waiting import Asker, Waiter, refuse, settle
+from quiver.replication.waiting import Asker, Waiter, refuse
 from quiver.wire.frame import FrameHeader, Kind
 from quiver.wire.messages import Position
 
@@ -65,11 +65,13 @@ class Tail:
             header, payload, waiters = self._entries[0]
             refused = self.state.apply(header, payload)
             self._entries.popleft()  # not before: whoever waits for an entry must be found when this fails
-            for future, position in [waiters[place] for place in refused] if waiters else ():  # nobody on a follower
+            for place in refused if waiters else ():  # nobody waits on a follower
+                future, position = waiters[place]
                 if not future.done():
                     future.set_exception(self._conflict(position))
             for future, reply in waiters:
-                settle(future, reply)
+                if not future.done():
+                    future.set_result(reply)
             committed.append(header)
         return committed
 
