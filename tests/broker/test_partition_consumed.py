@@ -66,7 +66,7 @@ def test_log_begins_at_the_slowest_consumer_also_after_a_restart(how: str) -> No
         partition = opened(Bench(disk))
         assert (partition.start_offset, partition.high_watermark) == (51, 120)
         assert await frames_from(partition, 51) == expected
-        assert partition.position("#7") == 51
+        assert partition.state.positions.get("#7") == 51
         await check_dense(partition)
         await partition.stop()
 

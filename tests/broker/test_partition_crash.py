@@ -140,7 +140,7 @@ class World:
             order = [bytes(entry.payload) for entry in batches]
             numbers = [order.index(payload) for header, payload in found if header.producer_id == producer]
             assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
-        position = partition.position("group")
+        position = partition.state.positions.get("group")
         assert self.position_acked <= (position or 0) <= self.position_asked
 
     async def live(self, bench: Bench, stop_at: int | None) -> None:

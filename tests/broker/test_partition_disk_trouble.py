@@ -30,7 +30,7 @@ def test_full_disk_tells_all_waiters_and_works_again_when_space_returns() -> Non
             found = await asyncio.gather(*askers, position, return_exceptions=True)
             assert [type(outcome) for outcome in found] == [DiskFullError] * 4
             assert describe(partition.status()) == ("full", 0, 2)
-            assert partition.position("group") is None
+            assert partition.state.positions.get("group") is None
             assert await payloads(partition) == [batch(0, producer=9).payload], "reads go on"
             with pytest.raises(DiskFullError):
                 await partition.produce(batch(2, producer=9))

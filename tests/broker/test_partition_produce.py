@@ -229,7 +229,11 @@ def test_positions_survive_a_restart(how: str) -> None:
             await partition.stop()
         getattr(disk, how if how != "stop" else "kill")()
         async with Bench(disk).opened() as reopened:
-            assert (reopened.position("a"), reopened.position("b"), reopened.position("c")) == (4, 3, None)
+            assert (
+                reopened.state.positions.get("a"),
+                reopened.state.positions.get("b"),
+                reopened.state.positions.get("c"),
+            ) == (4, 3, None)
             assert reopened.high_watermark == 10
             assert await reopened.commit_position(Position("a", 3)) == 4
 
@@ -243,7 +247,7 @@ def test_position_beyond_the_end_is_refused() -> None:
             with pytest.raises(OffsetOutOfRangeError) as caught:
                 await partition.commit_position(Position("a", 11, rewind=True))
             assert (caught.value.facts["earliest"], caught.value.facts["latest"]) == (0, 10)
-            assert partition.position("a") is None
+            assert partition.state.positions.get("a") is None
 
     simulate(main())
 

@@ -74,7 +74,7 @@ def test_retention_by_size_moves_the_log_start_and_survives_a_restart(how: str) 
         async with Bench(disk, BY_SIZE).opened() as reopened:
             assert (reopened.start_offset, reopened.high_watermark) == (start, 120)
             assert await frames_from(reopened, start) == expected
-            assert reopened.position("group") == 3, "what was trimmed is still known by what it meant"
+            assert reopened.state.positions.get("group") == 3, "what was trimmed is still known by what it meant"
             assert await reopened.produce(batch(118, producer=1)) == ProduceReply(118, duplicate=True)
             assert await reopened.produce(batch(120, producer=1)) == ProduceReply(120)
             await check_dense(reopened)

@@ -72,33 +72,55 @@ def test_an_acknowledgement_of_what_was_never_made_is_refused_loudly() -> None:
         raft.step(AppendReply(2, 1, raft.term, 99), 0)
 
 
-def test_an_acknowledgement_is_late_when_nothing_comes_of_it_but_a_note() -> None:
+def test_an_acknowledgement_is_plain_when_nothing_comes_of_it_but_a_note_or_a_commit() -> None:
     raft = replica()
     raft.campaign()
     raft.step(VoteReply(2, 1, 2, granted=True, pre=True), 0)
     raft.step(VoteReply(2, 1, 2, granted=True), 0)
     assert raft.ready() is not None and raft.leader is not None
+    is_plain = raft.leader.is_plain
     for peer in (2, 3):  # the first append to each is a probe
-        assert not raft.is_late(AppendReply(peer, 1, 2, 1))
+        assert not is_plain(AppendReply(peer, 1, 2, 1))
         raft.step(AppendReply(peer, 1, 2, 1), 0)
     raft.synced(1, 2)
     raft.propose()
     raft.ready()
     raft.synced(2, 2)
     second, third = AppendReply(2, 1, 2, 2), AppendReply(3, 1, 2, 2)
-    assert not raft.is_late(second), "it commits"
+    assert is_plain(second)
     raft.step(second, 0)
-    assert raft.commit == 2 and raft.is_late(third)
-    assert not raft.is_late(AppendReply(3, 1, 2, 2, accepted=False))
-    assert not raft.is_late(AppendReply(3, 1, 1, 2))
+    assert raft.commit == 2 and raft.ready() is None
+    assert is_plain(third)
+    assert not is_plain(AppendReply(3, 1, 2, 2, accepted=False))
+    assert not is_plain(AppendReply(3, 1, 1, 2)), "of another term"
+    assert not is_plain(AppendReply(4, 1, 2, 2)), "of a stranger"
     raft.propose()
-    assert not raft.is_late(third), "the next entry can go with it"
+    assert not is_plain(third), "the next entry can go with it"
     raft.ready()
-    assert raft.is_late(third)
+    assert is_plain(third)
     raft.step(third, 0)
     assert raft.leader.progress[3].match == 2 and raft.ready() is None
     raft.transfer(3)
-    assert not raft.is_late(third), "it may have all that it needs to take over"
+    assert not is_plain(third), "it may have all that it needs to take over"
+    raft.fail()
+    assert not is_plain(third)
+
+
+def test_a_commit_makes_more_to_do_when_somebody_reads_or_the_leader_leaves_or_time_is_up() -> None:
+    raft = replica()
+    raft.campaign()
+    raft.step(VoteReply(2, 1, 2, granted=True, pre=True), 0)
+    raft.step(VoteReply(2, 1, 2, granted=True), 0)
+    assert raft.leader is not None
+    early_ms = raft.leader.due_ms - 1
+    assert not raft.leader.has_more(early_ms)
+    assert raft.leader.has_more(early_ms + 1)
+    raft.read("somebody")
+    assert raft.leader.has_more(early_ms)
+    raft.leader._new_reads.clear()
+    assert not raft.leader.has_more(early_ms)
+    raft.memberships.append((2, Membership((2, 3))))
+    assert raft.leader.has_more(early_ms)
 
 
 def test_a_second_leader_of_the_same_term_is_not_believed() -> None:

@@ -327,7 +327,7 @@ class Hosting:
         elif partition is not None and partition.raft is not None:
             self._awake[partition] = 0
             if not isinstance(message, (Compacted, Repair)):
-                if partition.raft.receive(message, frames):
+                if partition.raft.receive(message, frames, partition.settle):
                     self._told[partition] = None
             elif isinstance(message, Compacted):
                 partition.compactor.receive(message, partition.raft)

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -35,7 +36,7 @@ from quiver.log.disk import Disk
 from quiver.log.flusher import FlushPolicy, write_checkpoint
 from quiver.log.partition_log import PartitionLog
 from quiver.log.replica import SoloReplica
-from quiver.replication.group import describe
+from quiver.replication.group import completed, describe
 from quiver.replication.raft_replica import RaftReplica
 from quiver.replication.seat import RaftSetup
 from quiver.replication.turns import Turns
@@ -47,10 +48,8 @@ from quiver.wire.messages import Position, ProduceReply
 
 logger = logging.getLogger("quiver.broker")
 
-# Requests that may wait for the owner; beyond it a produce is refused as overloaded and may be retried.
-INBOX_MAX = 10_000
-# A replica that stops gives another so long to take the lead, and its own last entries so long to be committed.
-HAND_OVER_S = 1.0
+INBOX_MAX = 10_000  # requests that may wait for the owner; beyond it a produce is refused as overloaded, to be retried
+HAND_OVER_S = 1.0  # for another to take the lead, and for the last entries to be committed, when this replica stops
 _SETTLE_S = 1.0  # how long one wait for a commit lasts before it looks again
 
 
@@ -70,6 +69,7 @@ class Partition:
         self.topic, self.number, self.rules = topic, number, TopicRules(log.settings)
         self._log, self._writers, self._clock = log, writers, clock
         self.turns = Turns(self._run)
+        self.settle = partial(self._run, self._conclude)  # for who knows that more is committed and nothing else to do
         name = f"{topic}-{number}"
         self.reader = LogReader(name, log, disk, readers, raft.on_damage if raft else None, self._refusal)
         self.compactor = Compactor(name, log, disk, writers, self.turns.wake, self.reader.note)
@@ -140,9 +140,6 @@ class Partition:
     @property
     def leads(self) -> bool:
         return self.raft is None or self.raft.leads
-
-    def position(self, consumer: str) -> int | None:
-        return self.state.positions.get(consumer)
 
     @property
     def start_offset(self) -> int:
@@ -241,9 +238,9 @@ class Partition:
 
     # -- the owner -----------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _run(self, turn: Callable[[], None] | None = None) -> None:
         try:
-            self._own()
+            (turn or self._own)()
         except Exception as error:
             # A bug, not a disk: stop this partition where it is rather than guess.
             if self.raft is not None:
@@ -257,13 +254,16 @@ class Partition:
 
     def _own(self) -> None:
         self._take_inbox()
-        if (error := self._replica.step()) is not None:
+        self._conclude(self._replica.step())
+
+    def _conclude(self, error: DiskFullError | LogFailedError | None = None) -> None:
+        if error is not None:
             self._disk_refused(error)
         if committed := self._commit():
             self._full = isinstance(error, DiskFullError)  # it may have taken the first of what came, and not the rest
         if committed or self.raft is None or self.raft.raft.leader is None:  # else it counts for nothing yet
             self._log.mark.catch_up(self._log.stop)
-        if self._is_finished():
+        if self._stopping and not self._inbox and (self._abandoned or not self._tail or not self.leads):
             self._end()
         elif self._inbox and not self._must_wait():
             self.turns.wake()
@@ -274,9 +274,6 @@ class Partition:
         self.turns.stop()
         if self._ended is not None:
             settle(self._ended, None)
-
-    def _is_finished(self) -> bool:
-        return self._stopping and not self._inbox and (self._abandoned or not self._tail or not self.leads)
 
     def _must_wait(self) -> bool:
         """A leader that does not know yet what is committed cannot judge what is asked of it."""
@@ -382,8 +379,9 @@ class Partition:
         try:
             if not self._is_catching_up:  # a snapshot may have come since this was due
                 image = self.state.image()
-                done = image if self.raft is None else self.raft.completed(image, self.state.trim_index)
-                await write_checkpoint(self._log, done, self._writers)
+                if self.raft is not None:
+                    image = completed(image, self.state.trim_index, self._log, self.raft.raft)
+                await write_checkpoint(self._log, image, self._writers)
                 self._trim()
         except OSError as error:
             # The log is whole without it; recovery only reads more. The next one is tried after more appends.
@@ -397,4 +395,4 @@ class Partition:
             self._log.trim_prefix(min(self.state.trim_index, self._log.checkpoint.index + 1))
         else:
             self._log.trim_prefix(self._log.checkpoint.start.index + 1)
-            self.raft.trimmed()
+            self.raft.raft.trimmed(self._log.first_index - 1)

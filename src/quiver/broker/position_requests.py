@@ -61,7 +61,7 @@ class PositionRequests:
     async def _get(self, request: GetPosition, payload: memoryview, flow: Flow) -> Reply:
         partition = self._hosting.partition(request.topic, request.partition)
         await partition.confirm()
-        position = partition.position(request.consumer)
+        position = partition.state.positions.get(request.consumer)
         return PositionReply(position, partition.start_offset, partition.high_watermark), ()
 
     async def _get_all(self, request: GetPositions, payload: memoryview, flow: Flow) -> Reply:

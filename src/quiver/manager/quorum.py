@@ -37,7 +37,7 @@ from quiver.metadata.image import copy_of, decode_state, encode_state
 from quiver.metadata.store import Store
 from quiver.raft import AnyMessage
 from quiver.replication.append_sender import NoTransport, Transport
-from quiver.replication.group import broker_of
+from quiver.replication.group import broker_of, completed
 from quiver.replication.raft_replica import RaftReplica
 from quiver.replication.seat import RaftSetup, Seat
 from quiver.replication.waiting import Signal, refuse, settle
@@ -388,10 +388,10 @@ class MetadataQuorum:
             if self._log.checkpoint.index >= state.applied or not self._may_checkpoint:
                 return  # a snapshot came meanwhile
             found = Checkpoint(state.applied, term, 0, image)
-            done = self.replica.completed(found, max(1, state.applied + 1 - _KEPT_MIN))
+            done = completed(found, max(1, state.applied + 1 - _KEPT_MIN), self._log, self.replica.raft)
             await write_checkpoint(self._log, done, self._writers)
             self._log.trim_prefix(self._log.checkpoint.start.index + 1)
-            self.replica.trimmed()
+            self.replica.raft.trimmed(self._log.first_index - 1)
         except OSError as error:
             # The log is whole without it; recovery only reads more. The next one is tried after more appends.
             logger.warning("metadata_checkpoint_failed error=%r", str(error))

@@ -95,12 +95,6 @@ class Raft(Knowledge):
         elif self.leader is not None:
             self.leader.on_reply(message)
 
-    def is_late(self, message: AppendReply) -> bool:
-        """True when `step` would only note it: it commits nothing, and there is nothing to send to who sent it."""
-        if self.leader is None or self.failed or self.quiet or self.woken:
-            return False
-        return message.term == self.term and self.leader.is_late(message)
-
     def propose(self) -> tuple[int, int]:
         """(index, term) for one new entry. Raises NotLeaderError."""
         return self._lead().propose(), self.term

@@ -114,16 +114,23 @@ class Leader:
         elif isinstance(message, HeartbeatReply):
             self._on_heartbeat_reply(message, progress)
 
-    def is_late(self, message: AppendReply) -> bool:
+    def is_plain(self, message: AppendReply) -> bool:
+        """True when `step` would only note it, and perhaps commit: there is nothing to send to who sent it."""
         raft, progress = self._raft, self.progress.get(message.sender)
         return (
             progress is not None
             and message.accepted
-            and message.match <= raft.commit
+            and message.term == raft.term
+            and not (raft.failed or raft.quiet or raft.woken)
             and progress.way is Way.REPLICATING
             and progress.next > raft.terms.last
             and not self._transfer_to
         )
+
+    def has_more(self, now_ms: int) -> bool:
+        """True when a commit at this time makes more to do than to answer who waits for the entries."""
+        raft = self._raft
+        return now_ms >= self.due_ms or bool(self._new_reads) or raft.me not in raft.membership.voters
 
     def link_changed(self, peer: int) -> None:
         """What was sent to it may be lost."""

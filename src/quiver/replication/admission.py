@@ -70,11 +70,15 @@ class Admission:
         self._order = Order()
         self._newcomers = {}
 
+    def has_more(self, raft: Raft) -> bool:
+        """True when somebody wants the group to be another."""
+        return bool(self._newcomers or self._order.brokers or raft.membership.learners)
+
     def next_step(self, raft: Raft) -> Step | None:
         """What this leader should do now."""
-        membership, leader = raft.membership, raft.leader
-        if not (self._newcomers or self._order.brokers or membership.learners):
+        if not self.has_more(raft):
             return None
+        membership, leader = raft.membership, raft.leader
         if leader is None or raft.membership_index > raft.commit:
             return None
         active = [peer for peer, progress in leader.progress.items() if progress.active and peer not in raft.down]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from quiver.log.checkpoint import Checkpoint
 from quiver.log.partition_log import PartitionLog
 from quiver.raft import Membership, Raft, TermRuns
 from quiver.types import PartitionStatus, ReplicaStatus
@@ -46,6 +47,12 @@ def summarise(raft: Raft, index: int) -> bytes:
     """The group part of a check-point at `index`."""
     terms = raft.terms.runs(raft.terms.start + 1, index)
     return encode(Group(terms, tuple(found for found in raft.memberships if found[0] <= index)))
+
+
+def completed(image: Checkpoint, trim_index: int, log: PartitionLog, raft: Raft) -> Checkpoint:
+    """A check-point of the owner's state, with what the group must know to start from it."""
+    start = log.plan_trim(min(trim_index, image.index + 1), raft.terms.term_at)
+    return image._replace(start=start, generation=log.checkpoint.generation, group=summarise(raft, image.index))
 
 
 class LogView:

@@ -11,9 +11,9 @@ from quiver.errors import CorruptLogError, DiskFullError, NotLeaderError
 from quiver.log.checkpoint import decode_checkpoint
 from quiver.log.disk import SpaceError
 from quiver.log.partition_log import PartitionLog
-from quiver.raft import Extend, Install, Own, Snapshot, Truncate
+from quiver.raft import Extend, Install, Membership, Own, Raft, Snapshot, Truncate
 from quiver.replication.frame_cache import FrameCache
-from quiver.replication.group import broker_of
+from quiver.replication.group import broker_of, encode
 from quiver.replication.seat import Owner
 from quiver.wire.frame import Entry, FrameHeader, Kind
 
@@ -45,6 +45,16 @@ class LogWork:
         header, frame = self._log.append_entry(term, entry, self._clock.monotonic_s())
         self._cache.add(frame)
         return header
+
+    def change(self, raft: Raft, membership: Membership) -> None:
+        """Proposes it, unless the lead is being handed over: who takes over is asked again."""
+        try:
+            _, term = raft.propose_membership(membership)
+        except NotLeaderError:
+            return
+        payload = encode(membership)
+        self._owner.entry_appended(self.append(term, Entry.control(Kind.MEMBERSHIP, payload)), payload)
+        logger.info("membership uid=%s voters=%s learners=%s", self._uid, membership.voters, membership.learners)
 
     def do(self, work: Truncate | Extend | Own | Install, leader_id: int) -> bool:
         """A truncation and an installation block, and come only when nothing is on its way to the disk. False: there is

@@ -16,7 +16,6 @@ from concurrent.futures import Executor
 
 from quiver.clock import Clock
 from quiver.errors import CorruptLogError, DiskFullError, LogFailedError, NotLeaderError
-from quiver.log.checkpoint import Checkpoint
 from quiver.log.disk import Disk
 from quiver.log.flusher import Flusher, FlushPolicy, HardStateSaver
 from quiver.log.partition_log import PartitionLog
@@ -26,12 +25,12 @@ from quiver.raft.messages import AppendReply, Join, Outdated, Repair
 from quiver.replication.admission import Admission, HandOver, Step
 from quiver.replication.append_sender import AppendSender, with_body
 from quiver.replication.applicant import Applicant
-from quiver.replication.group import LogView, broker_of, encode, summarise
+from quiver.replication.group import LogView, broker_of
 from quiver.replication.log_work import LogWork
 from quiver.replication.seat import Owner, RaftSetup
 from quiver.replication.snapshot_parts import SnapshotParts
 from quiver.replication.waiting import refuse, settle
-from quiver.wire.frame import Entry, FrameHeader, Kind
+from quiver.wire.frame import Entry, FrameHeader
 
 logger = logging.getLogger("quiver.replication")
 
@@ -154,27 +153,17 @@ class RaftReplica:
             self._deposed = self._deposed or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._deposed)
 
-    def completed(self, image: Checkpoint, trim_index: int) -> Checkpoint:
-        """A check-point of the owner's state, with what the group must know to start from it."""
-        start = self._log.plan_trim(min(trim_index, image.index + 1), self.raft.terms.term_at)
-        return image._replace(
-            start=start, generation=self._log.checkpoint.generation, group=summarise(self.raft, image.index)
-        )
-
-    def trimmed(self) -> None:
-        self.raft.trimmed(self._log.first_index - 1)
-
     # -- inputs, from the broker's loop --------------------------------------------------------------------------
 
-    def receive(self, message: AnyMessage, frames: memoryview) -> bool:
-        """A message of a peer; True when the owner is to have a turn for it. What is not whole will be sent again."""
+    def receive(self, message: AnyMessage, frames: memoryview, settle: Callable[[], None] | None = None) -> bool:
+        """A message of a peer; True when the owner is to have a turn for it. Else `settle` is told of a commit."""
         raft = self.raft
         if isinstance(message, Repair):
             self._sender.answer_repair(message, raft.commit)
         elif raft.failed or self._work.is_full:
             return False  # it would only be kept: the owner may have no more turns, or nothing to take it in with
-        elif isinstance(message, AppendReply) and not self._todo and not self._inputs and raft.is_late(message):
-            raft.step(message, raft.now_ms)
+        elif isinstance(message, AppendReply) and self._take_reply(message, settle):
+            return False
         elif isinstance(message, Outdated):
             if self._applicant.told(message, self.seat):
                 self.fail()
@@ -183,6 +172,24 @@ class RaftReplica:
             self._wake()
             return True
         return False
+
+    def _take_reply(self, reply: AppendReply, settle: Callable[[], None] | None) -> bool:
+        """Notes an acknowledgement, and what it commits, where nothing else comes of it. False: it takes a turn."""
+        raft, leader = self.raft, self.raft.leader
+        if leader is None or self._todo or self._inputs or not leader.is_plain(reply):
+            return False
+        if reply.match <= raft.commit:
+            raft.step(reply, raft.now_ms)
+            return True
+        now_ms = self._now_ms()
+        busy = self._links or self._flusher.ended or leader.has_more(now_ms) or self.admission.has_more(raft)
+        if settle is None or busy or not (self.leads and raft.may_lead):
+            return False
+        raft.tick(now_ms, random.getrandbits(30))
+        raft.step(reply, now_ms)
+        settle()
+        self._sender.tidy(raft)
+        return True
 
     def link_changed(self, broker: int, up: bool) -> None:
         self._links.append((broker, up))
@@ -379,17 +386,10 @@ class RaftReplica:
     def _change(self, step: Step) -> None:
         if isinstance(step, HandOver):
             self.raft.transfer(step.to)
-            return
-        if isinstance(step, Outdated):
+        elif isinstance(step, Outdated):
             self.transport.send(broker_of(step.to), self.seat.uid, step)
-            return
-        try:
-            _, term = self.raft.propose_membership(step)
-        except NotLeaderError:
-            return  # it hands over; who takes over is asked again
-        payload = encode(step)
-        self._owner.entry_appended(self._work.append(term, Entry.control(Kind.MEMBERSHIP, payload)), payload)
-        logger.info("membership uid=%s voters=%s learners=%s", self.seat.uid, step.voters, step.learners)
+        else:
+            self._work.change(self.raft, step)
 
     async def close(self) -> None:
         """Waits for the disk work under way. What was not committed by then was not acknowledged."""
