@@ -1,8 +1,8 @@
 """Drives the Raft core for one partition: its log, its disk, its peers. Takes the place of `SoloReplica`.
 
 It does the duties that `quiver.raft` lists. Rule: everything here runs in the partition's owner, but for disk work in
-threads; messages, ticks and finished disk work only wake the owner. An acknowledgement of which nothing comes is noted
-at once. While the core waits for the disk (term and vote, a truncation behind a write), inputs wait too.
+threads; messages, ticks and finished disk work only wake the owner. An acknowledgement of which nothing but a commit
+comes is taken at once. While the core waits for the disk (term and vote, a truncation behind a write), inputs wait too.
 """
 
 from __future__ import annotations
