@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import uvloop
+
+from quiver.errors import ClosedError
 
 T = TypeVar("T")
 
@@ -32,6 +35,9 @@ class LoopThread:
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs it on the loop and waits. Ctrl-C cancels it."""
+        if sys.is_finalizing():  # the thread does not run any more: this would wait for ever
+            coroutine.close()
+            raise ClosedError("Python is shutting down; close clients before the end of the program")
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result()
