@@ -24,6 +24,14 @@ def follower_with_entries(last: int) -> Raft:
     return raft
 
 
+def elected() -> Raft:
+    raft = replica()
+    raft.campaign()
+    raft.step(VoteReply(2, 1, 2, granted=True, pre=True), 0)
+    raft.step(VoteReply(2, 1, 2, granted=True), 0)
+    return raft
+
+
 def test_nothing_to_do_is_none() -> None:
     assert replica().ready() is None
 
@@ -73,10 +81,7 @@ def test_an_acknowledgement_of_what_was_never_made_is_refused_loudly() -> None:
 
 
 def test_an_acknowledgement_is_plain_when_nothing_comes_of_it_but_a_note_or_a_commit() -> None:
-    raft = replica()
-    raft.campaign()
-    raft.step(VoteReply(2, 1, 2, granted=True, pre=True), 0)
-    raft.step(VoteReply(2, 1, 2, granted=True), 0)
+    raft = elected()
     assert raft.ready() is not None and raft.leader is not None
     is_plain = raft.leader.is_plain
     for peer in (2, 3):  # the first append to each is a probe
@@ -117,10 +122,7 @@ def test_an_acknowledgement_is_plain_when_nothing_comes_of_it_but_a_note_or_a_co
 
 
 def test_a_commit_makes_more_to_do_when_somebody_reads_or_the_leader_leaves_or_time_is_up() -> None:
-    raft = replica()
-    raft.campaign()
-    raft.step(VoteReply(2, 1, 2, granted=True, pre=True), 0)
-    raft.step(VoteReply(2, 1, 2, granted=True), 0)
+    raft = elected()
     assert raft.leader is not None
     early_ms = raft.leader.due_ms - 1
     assert not raft.leader.has_more(early_ms)

@@ -27,7 +27,6 @@ class Led:
         assert isinstance(kit.owner, Partition)
         self.partition: Partition = kit.owner
         self.replica: RaftReplica = kit.replica
-        self.sent = kit.leader.told
         self.turns = 0
         own = self.partition._own
 

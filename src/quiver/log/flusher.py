@@ -76,9 +76,8 @@ class FlushPolicy:
         except Exception as raised:
             error = raised
         ended_s = self._clock.monotonic_s()
-        took_s = ended_s - began_s - job.size_bytes / BYTES_PER_S
-        counted_s = 0.0 if took_s < 0.0 else took_s if took_s < _STALL_S else _STALL_S
-        self._mean_s += (counted_s - self._mean_s) * _MEAN_SHARE
+        took_s = max(0.0, ended_s - began_s - job.size_bytes / BYTES_PER_S)
+        self._mean_s += (min(took_s, _STALL_S) - self._mean_s) * _MEAN_SHARE
         if self._mean_s > INLINE_MEAN_S_MAX or took_s > STALL_S_MAX:
             was_good = began_s - self._trusted_from_s > self._distrust_s
             self._distrust_s = DISTRUST_S_MIN if was_good else min(self._distrust_s * 2, DISTRUST_S_MAX)
@@ -90,24 +89,27 @@ class FlushPolicy:
 class Flusher:
     """`policy` None: always in threads."""
 
-    __slots__ = ("_executor", "_policy", "_running", "_wake", "ended", "is_busy")
+    __slots__ = ("_executor", "_policy", "_running", "_wake", "ended")
 
     def __init__(self, executor: Executor, policy: FlushPolicy | None, wake: Callable[[], None]) -> None:
         self._executor = executor
         self._policy = policy
         self._wake = wake
         self._running: Future[None] | None = None
-        self.is_busy = False  # a job runs in a thread
         self.ended: tuple[FlushJob, Exception | None] | None = None  # what `finished` will give
+
+    @property
+    def is_busy(self) -> bool:
+        return self._running is not None
 
     def start(self, job: FlushJob) -> None:
         """`finished` has the outcome when this returns, or later, after a wake."""
-        assert not self.is_busy and self.ended is None
+        assert self._running is None and self.ended is None
         if self._policy is not None and self._policy.admits(self, job):
             self.ended = job, self._policy.run(job)
             return
         loop = asyncio.get_running_loop()
-        self._running, self.is_busy = self._executor.submit(job.run), True
+        self._running = self._executor.submit(job.run)
         if self._policy is not None:
             self._policy.in_threads += 1
         # The thread wakes the owner itself: an asyncio future in between would cost another turn of the loop.
@@ -118,7 +120,7 @@ class Flusher:
             self._policy.in_threads -= 1
         error = future.exception()
         assert error is None or isinstance(error, Exception)
-        self._running, self.is_busy, self.ended = None, False, (job, error)
+        self._running, self.ended = None, (job, error)
         self._wake()
 
     def finished(self) -> tuple[FlushJob, Exception | None] | None:

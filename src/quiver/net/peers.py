@@ -107,11 +107,10 @@ class PeerLink:
 
     def received(self, packet: Packet) -> None:
         """Raises ProtocolError or InvalidRequestError for what no broker sends."""
-        self.heard_at_s = self._loop.time()
+        self.heard()
         request = decode_request(packet.kind, packet.header)
         if isinstance(request, PeerMessages):
-            if not self.up:
-                self._peers.link_up(self)
+            self._peers.link_up(self)
             start = 0
             for uid, encoded, frames_bytes in request.messages:
                 end = start + frames_bytes

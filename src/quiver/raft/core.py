@@ -76,16 +76,13 @@ class Raft(Knowledge):
         """A message arrived. One for another replica id is dropped: it was meant for a predecessor on this disk."""
         if self.failed or message.to != self.me:
             return
-        if self.woken or now_ms != self.now_ms:
-            self._tell(now_ms)
+        self._tell(now_ms)
         if message.term > self.term and not self._enter_term_of(message):
             return
         if message.term < self.term:
             self._answer_late(message)
         elif isinstance(message, (Append, Heartbeat, Snapshot)):
             self._on_leader(message)
-        elif self.leader is not None and isinstance(message, AppendReply):
-            self.leader.on_reply(message)
         elif isinstance(message, Vote):
             self._on_vote(message)
         elif isinstance(message, VoteReply):
@@ -156,8 +153,7 @@ class Raft(Knowledge):
         elif peer == self.leader_id:
             self.wake()
             self._heard_ms = None
-            spread_ms = self._random % max(self.settings.election_ms // 4, 1)
-            self._deadline_ms = min(self._deadline_ms, self.now_ms + spread_ms)
+            self._deadline_ms = min(self._deadline_ms, self.now_ms + self._spread(self.settings.election_ms // 4))
 
     def peer_up(self, peer: int) -> None:
         self.down.discard(peer)
@@ -258,8 +254,10 @@ class Raft(Knowledge):
         self._put_off_election()
 
     def _put_off_election(self) -> None:
-        election_ms = self.settings.election_ms
-        self._deadline_ms = self.now_ms + election_ms + self._random % max(election_ms, 1)
+        self._deadline_ms = self.now_ms + self.settings.election_ms + self._spread(self.settings.election_ms)
+
+    def _spread(self, width_ms: int) -> int:
+        return self._random % max(width_ms, 1)
 
     # -- elections -----------------------------------------------------------------------------------------------
 
@@ -362,8 +360,7 @@ class Raft(Knowledge):
             self._cut(first)
         self.work.append(Extend(message, first))
         self.terms.extend(message.terms, message.last)
-        if message.memberships:
-            self.memberships += [found for found in message.memberships if found[0] >= first]
+        self.memberships += [found for found in message.memberships if found[0] >= first]
 
     def _cut(self, first: int) -> None:
         """Forgets what is known of the entries from `first` on."""

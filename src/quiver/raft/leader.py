@@ -96,7 +96,7 @@ class Leader:
             self._transfer_to = 0  # it did not come to that; go on
         if raft.now_ms >= self._check_at_ms and not self._check_quorum():
             return
-        for peer, since_ms in list(self._installing_ms.items()) if self._installing_ms else ():
+        for peer, since_ms in list(self._installing_ms.items()):
             if raft.now_ms - since_ms > _INSTALL_PATIENCE * raft.settings.election_ms:
                 self._give_up_install(peer)
         if raft.now_ms >= self._beat_at_ms:
@@ -182,8 +182,7 @@ class Leader:
 
     def send(self) -> None:
         """Puts out what may go: entries to whoever lacks them, and a round of heartbeats for new reads."""
-        if self._new_reads:
-            self._begin_reads()
+        self._begin_reads()
         raft = self._raft
         for peer, progress in self.progress.items():
             while progress.next <= raft.terms.last and progress.may_send(raft.settings.appends_in_flight_max):
@@ -250,7 +249,7 @@ class Leader:
             self._active_ms = raft.now_ms
             if message.match > raft.commit:
                 self.advance_commit()
-        if self._installing_ms and progress.way is not Way.INSTALLING:
+        if progress.way is not Way.INSTALLING:
             self._installing_ms.pop(message.sender, None)
         if self._transfer_to == message.sender:
             self._hand_over()
@@ -280,8 +279,7 @@ class Leader:
         agreed = raft.membership.agreed(match)
         if agreed > raft.commit and raft.terms.term_at(agreed) == raft.term:
             raft.commit = agreed
-            if self._new_reads:
-                self._begin_reads()
+            self._begin_reads()
             if raft.membership_index <= agreed and raft.me not in raft.membership.voters:
                 self._beat()  # the others learn of the commit before they elect one of themselves
                 raft.become_follower(raft.term, 0)
@@ -302,7 +300,7 @@ class Leader:
 
     def _begin_reads(self) -> None:
         raft = self._raft
-        if not self.is_settled:
+        if not self._new_reads or not self.is_settled:
             return  # until then it may not know all that is committed (§8)
         self._round += 1
         self._reads += [(self._round, context, raft.commit) for context in self._new_reads]

@@ -298,7 +298,7 @@ class RaftReplica:
 
     def _feed(self) -> None:
         raft = self.raft
-        raft.tick(int(self._clock.monotonic_s() * 1000), random.getrandbits(30))
+        raft.tick(self._now_ms(), random.getrandbits(30))
         while self._links:
             broker, up = self._links.popleft()
             for peer in raft.membership.members:
