@@ -51,7 +51,7 @@ class Kit:
         self.threads = HeldExecutor()
         self.wakes = 0
         self.flusher = self.new_flusher()
-        self.policy.admits(self.flusher, self.job())
+        self.policy.admits(self.flusher, 100, self.clock.now_s)
         self.clock.now_s += 2 * ALONE_S_MIN
 
     def new_flusher(self) -> Flusher:
@@ -120,7 +120,7 @@ def test_no_flush_blocks_the_loop_while_another_runs_in_a_thread(kit: Kit) -> No
     async def main() -> None:
         other = kit.new_flusher()
         other.start(kit.job(takes_s=1.0))
-        kit.policy.admits(kit.flusher, kit.job())
+        kit.policy.admits(kit.flusher, 100, kit.clock.now_s)
         kit.clock.now_s += 2 * ALONE_S_MIN
         kit.flusher.start(kit.job())
         assert kit.flusher.is_busy

@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -69,7 +68,6 @@ class Partition:
         self.topic, self.number, self.rules = topic, number, TopicRules(log.settings)
         self._log, self._writers, self._clock = log, writers, clock
         self.turns = Turns(self._run)
-        self.settle = partial(self._run, self._conclude)  # for who knows that more is committed and nothing else to do
         name = f"{topic}-{number}"
         self.reader = LogReader(name, log, disk, readers, raft.on_damage if raft else None, self._refusal)
         self.compactor = Compactor(name, log, disk, writers, self.turns.wake, self.reader.note)
@@ -238,19 +236,31 @@ class Partition:
 
     # -- the owner -----------------------------------------------------------------------------------------------
 
-    def _run(self, turn: Callable[[], None] | None = None) -> None:
+    def _run(self) -> None:
         try:
-            (turn or self._own)()
+            self._own()
         except Exception as error:
-            # A bug, not a disk: stop this partition where it is rather than guess.
-            if self.raft is not None:
-                self.raft.fail()
-            logger.exception("owner_failed partition=%s-%d", self.topic, self.number)
-            self._log.failure = LogFailedError(f"{self.topic}-{self.number} stopped by an internal error: {error}")
-            self._stopping = True
-            self.entries_removed(0, self._log.failure)
-            refuse(self._inbox, self._refusal(self._log.failure))
-            self._end()
+            self._break_off(error)
+
+    def settle(self, header: FrameHeader | None = None, payload: Any = None) -> None:
+        """For a replica that stored this entry, or knows that more is committed, and has nothing else to do."""
+        try:
+            if header is not None:
+                self._tail.append(header, payload)
+            self._conclude()
+        except Exception as error:
+            self._break_off(error)
+
+    def _break_off(self, error: Exception) -> None:
+        """A bug, not a disk: stop this partition where it is rather than guess."""
+        if self.raft is not None:
+            self.raft.fail()
+        logger.error("owner_failed partition=%s-%d", self.topic, self.number, exc_info=error)
+        self._log.failure = LogFailedError(f"{self.topic}-{self.number} stopped by an internal error: {error}")
+        self._stopping = True
+        self.entries_removed(0, self._log.failure)
+        refuse(self._inbox, self._refusal(self._log.failure))
+        self._end()
 
     def _own(self) -> None:
         self._take_inbox()

@@ -16,10 +16,12 @@ from typing import Final
 
 from quiver.clock import Clock
 from quiver.log.checkpoint import Checkpoint
+from quiver.log.disk import Buffer
 from quiver.log.flush import FlushJob
 from quiver.log.partition_log import PartitionLog
 from quiver.log.slots import HardStateFile
 from quiver.types import HardState
+from quiver.wire.frame import FrameHeader
 
 # Above this the disk takes so long that the hand-over to a thread no longer counts.
 INLINE_BYTES_MAX: Final = 1024 * 1024
@@ -42,10 +44,10 @@ DISTRUST_S_MAX: Final = 80.0
 class FlushPolicy:
     """Whether a flush may block the event loop. One for each disk and loop."""
 
-    __slots__ = ("_alone_since_s", "_clock", "_distrust_s", "_last", "_mean_s", "_trusted_from_s", "in_threads")
+    __slots__ = ("_alone_since_s", "_distrust_s", "_last", "_mean_s", "_trusted_from_s", "clock", "in_threads")
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+        self.clock = clock
         self.in_threads = 0  # flushes that run in threads now
         self._last: Flusher | None = None
         self._alone_since_s = 0.0
@@ -53,37 +55,38 @@ class FlushPolicy:
         self._distrust_s = DISTRUST_S_MIN
         self._trusted_from_s = -math.inf
 
-    def admits(self, flusher: Flusher, job: FlushJob) -> bool:
+    def admits(self, flusher: Flusher, size_bytes: int, now_s: float) -> bool:
         """Asked at every start, also by those who will use a thread: that is how it knows who is active."""
-        now_s = self._clock.monotonic_s()
         if flusher is not self._last:
             self._last, self._alone_since_s = flusher, now_s
         return (
             self.in_threads == 0
             and now_s - self._alone_since_s >= ALONE_S_MIN
             and now_s >= self._trusted_from_s
-            and job.only_appends
-            and job.size_bytes <= INLINE_BYTES_MAX
+            and size_bytes <= INLINE_BYTES_MAX
         )
 
-    def run(self, job: FlushJob) -> Exception | None:
-        """Runs it on the caller's thread and learns from how long that took. The caller writes the mark."""
+    def run(self, job: FlushJob, began_s: float) -> Exception | None:
+        """Runs it on the caller's thread. The caller writes the mark."""
         job.marks_late = True
-        began_s = self._clock.monotonic_s()
         error: Exception | None = None
         try:
             job.run()
         except Exception as raised:
             error = raised
-        ended_s = self._clock.monotonic_s()
-        took_s = max(0.0, ended_s - began_s - job.size_bytes / BYTES_PER_S)
+        self.learn(job.size_bytes, began_s)
+        return error
+
+    def learn(self, size_bytes: int, began_s: float) -> None:
+        """A flush of so many bytes on the caller's thread has just ended."""
+        ended_s = self.clock.monotonic_s()
+        took_s = max(0.0, ended_s - began_s - size_bytes / BYTES_PER_S)
         self._mean_s += (min(took_s, _STALL_S) - self._mean_s) * _MEAN_SHARE
         if self._mean_s > INLINE_MEAN_S_MAX or took_s > STALL_S_MAX:
             was_good = began_s - self._trusted_from_s > self._distrust_s
             self._distrust_s = DISTRUST_S_MIN if was_good else min(self._distrust_s * 2, DISTRUST_S_MAX)
             self._trusted_from_s = ended_s + self._distrust_s
             self._mean_s = 0.0
-        return error
 
 
 class Flusher:
@@ -105,15 +108,27 @@ class Flusher:
     def start(self, job: FlushJob) -> None:
         """`finished` has the outcome when this returns, or later, after a wake."""
         assert self._running is None and self.ended is None
-        if self._policy is not None and self._policy.admits(self, job):
-            self.ended = job, self._policy.run(job)
-            return
+        if (policy := self._policy) is not None:
+            now_s = policy.clock.monotonic_s()
+            if policy.admits(self, job.size_bytes, now_s) and job.only_appends:
+                self.ended = job, policy.run(job, now_s)
+                return
         loop = asyncio.get_running_loop()
         self._running = self._executor.submit(job.run)
         if self._policy is not None:
             self._policy.in_threads += 1
         # The thread wakes the owner itself: an asyncio future in between would cost another turn of the loop.
         self._running.add_done_callback(lambda future: loop.call_soon_threadsafe(self._end, job, future))
+
+    def store(self, log: PartitionLog, header: FrameHeader, frame: Buffer, now_s: float) -> bool:
+        """Puts one frame on disk here and now, if that may be done on this thread and takes a single write.
+
+        False: nothing was done. Raises LogFailedError."""
+        policy, size_bytes = self._policy, len(frame)
+        if policy is None or not policy.admits(self, size_bytes, now_s) or not log.append_stored(header, frame, now_s):
+            return False
+        policy.learn(size_bytes, now_s)
+        return True
 
     def _end(self, job: FlushJob, future: Future[None]) -> None:
         if self._policy is not None:

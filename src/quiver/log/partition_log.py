@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from quiver.config import LogSettings
 from quiver.errors import DiskFullError, LogFailedError
 from quiver.log.checkpoint import Checkpoint, LogStart
-from quiver.log.disk import Buffer, Disk, SpaceError
+from quiver.log.disk import FULL_ERRNOS, Buffer, Disk, SpaceError
 from quiver.log.flush import CheckpointJob, FlushJob, LogEnd, SegmentWrite
 from quiver.log.index import SparseIndex
 from quiver.log.lookup import find_timestamp, offset_after
@@ -146,6 +146,29 @@ class PartitionLog:
         self._segments.append(Segment(path, full.next_index, full.next_offset, index))
         self._roll_asked = False
         return self._segments[-1]
+
+    def append_stored(self, header: FrameHeader, frame: Buffer, now_s: float) -> bool:
+        """Appends a frame that a leader stamped and puts it on disk, in one step; blocking. False, with nothing done:
+        that takes more than one write and one sync, or does not fit; ask `append_frame`. Raises LogFailedError."""
+        segment, length = self._segments[-1], header.frame_length
+        if self._pending or self._job is not None or self.failure is not None or not segment.has_room(length):
+            return False
+        if header.index != segment.next_index or header.base_offset != segment.next_offset:
+            return False
+        if self._must_roll(segment, header.kind, length, now_s):
+            return False
+        try:
+            segment.write_through(header, frame, length)
+        except OSError as error:
+            if error.errno in FULL_ERRNOS:
+                return False  # it is tried again, and undone where it fails again
+            raise self.stop(error) from error
+        self.last_term = header.term
+        self._checkpoint_due_bytes += length
+        self.synced_index = segment.next_index
+        self._pending_start = self._end()
+        self.mark.raise_later(self.synced_index)
+        return True
 
     def begin_flush(self) -> FlushJob | None:
         """All that is appended and not yet flushed, as one job; None when there is nothing or a job is under way."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from quiver.errors import CorruptLogError
-from quiver.log.disk import Disk, File
+from quiver.log.disk import Buffer, Disk, File
 from quiver.log.index import IndexFile, SparseIndex
 from quiver.wire.frame import (
     HEADER_BYTES,
@@ -102,6 +102,20 @@ class Segment:
         self.size_bytes += length
         self.next_index = index + 1
         self.next_offset = base_offset + record_count
+
+    def has_room(self, length: int) -> bool:
+        """True when so many bytes can be written through: all before them is on disk, and so is the room for them."""
+        end = self.size_bytes + length
+        is_synced = self.file is not None and self.synced_bytes == self.size_bytes
+        return is_synced and end <= self.zeros_end and end <= self.room_end
+
+    def write_through(self, header: FrameHeader, frame: Buffer, length: int) -> None:
+        """Writes a frame at the end and syncs it; it counts if both succeed."""
+        assert self.file is not None
+        self.file.pwrite((frame,), self.size_bytes)
+        self.file.datasync()
+        self.add(header, length)
+        self.synced_bytes = self.size_bytes
 
     def cut_file(self, length: int) -> None:
         assert self.file is not None

@@ -31,6 +31,7 @@ logger = logging.getLogger("quiver.peers")
 _MESSAGE_OVERHEAD_BYTES: Final = 24  # of one message in a packet's header, beside its uid and itself
 _HANDSHAKE_TIMEOUT_S: Final = 2.0
 _CHECKS_PER_PING: Final = 4
+_MESSAGES_KIND: Final = KIND_OF[PeerMessages]
 
 _Entry = tuple[str, bytes, int]
 
@@ -56,7 +57,7 @@ class PeerLink:
 
     def send(self, uid: str, message: AnyMessage, frames: Sequence[Buffer], now: bool) -> bool:
         encoded = encode_message(message)
-        frames_bytes = sum(map(len, frames))
+        frames_bytes = sum(map(len, frames)) if frames else 0
         size = len(encoded) + len(uid) + _MESSAGE_OVERHEAD_BYTES + frames_bytes
         settings = self._peers.settings
         transport = self._carrier.transport
@@ -68,8 +69,11 @@ class PeerLink:
             name = type(message).__name__
             logger.warning("peer_message_too_large broker=%d uid=%s kind=%s bytes=%d", self.broker, uid, name, size)
             return False
-        if self._pending_bytes + size > settings.peer_packet_bytes_max and self._entries:
+        if self._entries and self._pending_bytes + size > settings.peer_packet_bytes_max:
             self._flush_now()
+        if now and not self._entries:
+            self._write([(uid, encoded, frames_bytes)], frames)
+            return True
         self._entries.append((uid, encoded, frames_bytes))
         self._frames.extend(frames)
         self._pending_bytes += size
@@ -88,8 +92,11 @@ class PeerLink:
     def _flush_now(self) -> None:
         entries, frames = self._entries, self._frames
         self._entries, self._frames, self._pending_bytes = [], [], 0
+        self._write(entries, frames)
+
+    def _write(self, entries: list[_Entry], frames: Sequence[Buffer]) -> None:
         self.sent_at_s = self._loop.time()
-        self._carrier.send_packet(KIND_OF[PeerMessages], 0, 0, PeerMessages(entries), frames)
+        self._carrier.send_packet(_MESSAGES_KIND, 0, 0, PeerMessages(entries), frames)
 
     def check(self, now_s: float) -> None:
         """Says that we are there when nothing else did; ends a link on which nothing was heard."""
@@ -107,30 +114,33 @@ class PeerLink:
 
     def received(self, packet: Packet) -> None:
         """Raises ProtocolError or InvalidRequestError for what no broker sends."""
-        self.heard()
+        self.heard_at_s = self._loop.time()
         request = decode_request(packet.kind, packet.header)
-        if isinstance(request, PeerMessages):
+        if type(request) is not PeerMessages:
+            if type(request) is not PeerPing:
+                raise ProtocolError(f"{type(request).__name__} on a link between brokers")
+            return
+        if not self.up:
             self._peers.link_up(self)
-            start = 0
-            for uid, encoded, frames_bytes in request.messages:
-                end = start + frames_bytes
-                if end > len(packet.payload):
-                    break
-                try:
-                    message = decode_message(encoded)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    raise ProtocolError(f"a raft message that cannot be read: {error}") from error
-                self._peers.deliver(uid, message, packet.payload[start:end])
-                start = end
-            else:
-                if start == len(packet.payload):
-                    return
-            raise ProtocolError("the frames of a packet are not as long as it says")
-        if not isinstance(request, PeerPing):
-            raise ProtocolError(f"{type(request).__name__} on a link between brokers")
-
-    def read_ended(self) -> None:
-        self._peers.read_ended()
+        payload, start = packet.payload, 0
+        for uid, encoded, frames_bytes in request.messages:
+            end = start + frames_bytes
+            if end > len(payload):
+                break
+            try:
+                message = decode_message(encoded)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise ProtocolError(f"a raft message that cannot be read: {error}") from error
+            try:
+                self._peers.on_message(uid, message, payload[start:end])
+            except Exception:
+                # One group's mistake; the messages behind this one are for others.
+                logger.exception("on_message_failed uid=%s", uid)
+            start = end
+        else:
+            if start == len(payload):
+                return
+        raise ProtocolError("the frames of a packet are not as long as it says")
 
     def close(self, reason: str) -> None:
         """Ends the link, with what was not yet sent."""
@@ -150,6 +160,10 @@ class _Dialled(Connection):
 
     link: PeerLink | None = None
 
+    def carry(self, link: PeerLink, read_ended: Callable[[], None]) -> PeerLink:
+        self.link, self._read_ended = link, read_ended
+        return link
+
     def packet_received(self, packet: Packet) -> None:
         if self.link is None or packet.flags & FLAG_REPLY:
             super().packet_received(packet)
@@ -162,10 +176,6 @@ class _Dialled(Connection):
     def part_received(self) -> None:
         if self.link is not None:
             self.link.heard()
-
-    def read_ended(self) -> None:
-        if self.link is not None:
-            self.link.read_ended()
 
     def protocol_failed(self, error: ProtocolError) -> None:
         if self.link is not None:
@@ -282,13 +292,6 @@ class Peers:
         except Exception:
             logger.exception("on_link_failed broker=%d", broker)
 
-    def deliver(self, uid: str, message: AnyMessage, frames: memoryview) -> None:
-        try:
-            self.on_message(uid, message, frames)
-        except Exception:
-            # One group's mistake; the messages behind this one are for others.
-            logger.exception("on_message_failed uid=%s", uid)
-
     def read_ended(self) -> None:
         try:
             self.on_read()
@@ -325,7 +328,7 @@ class Peers:
             if found != self._node_id_of(broker):
                 raise UnavailableError(f"{address} is broker {found}, not broker {broker}")
             # Before the reply: the other side may send at once, and its first words may come in the same read.
-            link = connection.link = PeerLink(self, broker, connection, address)
+            link = connection.carry(PeerLink(self, broker, connection, address), self.read_ended)
             await connection.call(PeerHello(self.me, self.cluster_id), Done, timeout_s=timeout_s)
         except BaseException:
             connection.abort()

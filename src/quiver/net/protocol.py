@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 from msgspec import Struct
 
 from quiver.errors import ProtocolError
 from quiver.wire.messages import encode
-from quiver.wire.packet import Memory, Packet, PacketReader, encode_prefix
+from quiver.wire.packet import Memory, Packet, PacketReader, pack_prefix
 
 Buffer = bytes | bytearray | memoryview
 
@@ -23,6 +23,8 @@ class PacketProtocol(asyncio.BufferedProtocol):
     def __init__(self, packet_bytes_max: int, write_buffer_bytes_max: int, memory: Memory = bytearray) -> None:
         self._reader = PacketReader(packet_bytes_max, memory)
         self._write_buffer_bytes_max = write_buffer_bytes_max
+        self.get_buffer = self._reader.get_buffer  # type: ignore[method-assign, assignment]  # at every read
+        self._read_ended: Callable[[], None] | None = None  # told when all packets that came together were received
         self._writable: asyncio.Future[None] | None = None  # set while the transport's buffer is over its limit
         self.transport: asyncio.Transport | None = None
 
@@ -37,9 +39,6 @@ class PacketProtocol(asyncio.BufferedProtocol):
     def part_received(self) -> None:
         """Bytes came that do not make a packet whole."""
 
-    def read_ended(self) -> None:
-        """All packets that came together were received."""
-
     @property
     def is_open(self) -> bool:
         return self.transport is not None and not self.transport.is_closing()
@@ -48,12 +47,13 @@ class PacketProtocol(asyncio.BufferedProtocol):
         self, kind: int, flags: int, correlation: int, message: Struct, payload: Sequence[Buffer] = ()
     ) -> None:
         assert self.transport is not None
-        payload_bytes = sum(map(len, payload))
-        prefix = encode_prefix(kind, flags, correlation, encode(message), payload_bytes)
+        header = encode(message)
+        payload_bytes = sum(map(len, payload)) if payload else 0
+        prefix = pack_prefix(len(header) + payload_bytes, len(header), correlation, kind, flags, 0)
         if payload_bytes > _JOIN_BYTES_MAX:
-            self.transport.writelines([prefix, *payload])
+            self.transport.writelines([prefix + header, *payload])
         else:
-            self.transport.write(b"".join((prefix, *payload)))
+            self.transport.write(b"".join((prefix, header, *payload)))
 
     @property
     def is_writable(self) -> bool:
@@ -73,20 +73,17 @@ class PacketProtocol(asyncio.BufferedProtocol):
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._reader.get_buffer()
-
     def buffer_updated(self, nbytes: int) -> None:
         try:
             packets = self._reader.received(nbytes)
             for packet in packets:
-                if not self.is_open:
-                    return
+                if packet is not packets[0] and not self.is_open:
+                    return  # one before it was its last
                 self.packet_received(packet)
-            if packets:
-                self.read_ended()
-            else:
+            if not packets:
                 self.part_received()
+            elif self._read_ended is not None:
+                self._read_ended()
         except ProtocolError as error:
             self.protocol_failed(error)
 

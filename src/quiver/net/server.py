@@ -107,12 +107,15 @@ class ServerConnection(PacketProtocol):
     # -- requests ------------------------------------------------------------------------------------------------
 
     def packet_received(self, packet: Packet) -> None:
+        if self._link is not None:
+            self._hear_peer(self._link, packet)
+            return
         self.heard_at_s = time.monotonic()
         if not self._ready:
             self._handshake(packet)
             return
-        if self._link is not None or packet.kind in _PEER_KINDS:
-            self._serve_peer(packet)
+        if packet.kind in _PEER_KINDS:
+            self._begin_link(packet)
             return
         if packet.kind == _PING_KIND:
             self.send_packet(_PING_KIND, FLAG_REPLY, packet.correlation, Done())
@@ -159,12 +162,15 @@ class ServerConnection(PacketProtocol):
         if replies and self.is_open and self.transport is not None:
             self.transport.write(b"".join(replies))
 
-    def _serve_peer(self, packet: Packet) -> None:
+    def _hear_peer(self, link: PeerLink, packet: Packet) -> None:
         """Another broker's link needs no tasks and has limits of its own."""
         try:
-            if self._link is not None:
-                self._link.received(packet)
-                return
+            link.received(packet)
+        except QuiverError as error:
+            self.close(f"not our protocol: {error}", abort=True)
+
+    def _begin_link(self, packet: Packet) -> None:
+        try:
             hello = decode_request(packet.kind, packet.header)
             if not isinstance(hello, PeerHello):
                 raise ProtocolError("no link was agreed on")
@@ -175,6 +181,7 @@ class ServerConnection(PacketProtocol):
             if self._server.peers is None:
                 raise InvalidRequestError("this node has no links to brokers")
             self._link = self._server.peers.accept(hello, self)
+            self._read_ended = self._server.peers.read_ended
         except QuiverError as error:
             self._send_error(packet.kind, packet.correlation, error)
             self.close(f"link refused: {error}")
@@ -185,10 +192,6 @@ class ServerConnection(PacketProtocol):
     def part_received(self) -> None:
         if self._link is not None:
             self._link.heard()
-
-    def read_ended(self) -> None:
-        if self._link is not None:
-            self._link.read_ended()
 
     def _handshake(self, packet: Packet) -> None:
         try:

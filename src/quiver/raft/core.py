@@ -1,6 +1,6 @@
 """One replica's part in a group: terms, votes, what it has appended, what is committed. See the package for its rules.
 
-What only a leader does is in leader.py.
+What a follower does with a leader's words is in follower.py, what only a leader does in leader.py.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from typing import Any
 
 from quiver.config import RaftSettings
 from quiver.errors import NotLeaderError
-from quiver.raft.knowledge import Knowledge
+from quiver.raft.follower import Follower
 from quiver.raft.leader import Leader
 from quiver.raft.membership import Membership
 from quiver.raft.messages import (
     AnyMessage,
     Append,
-    AppendReply,
     Heartbeat,
     HeartbeatReply,
     Snapshot,
@@ -24,15 +23,15 @@ from quiver.raft.messages import (
     Vote,
     VoteReply,
 )
-from quiver.raft.ready import Extend, Install, Ready, Role, Truncate
+from quiver.raft.ready import Ready, Role
 from quiver.raft.terms import TermRuns
 from quiver.types import HardState
 
 _NOBODY = 0
 
 
-class Raft(Knowledge):
-    __slots__ = ("_deadline_ms", "_heard_ms", "_random", "_saved", "_verified", "_votes", "leader")
+class Raft(Follower):
+    __slots__ = ("_votes", "leader")
 
     def __init__(
         self,
@@ -49,15 +48,9 @@ class Raft(Knowledge):
         """`terms` describes a log that is wholly on disk. `memberships`: (index, value) of those that can still count,
         the first one in force at the log's start. `fit(first, bytes_max)` says up to which index entries from `first`
         on are together no longer than that; one at least."""
-        super().__init__(me, settings, hard_state, terms, memberships, commit, fit, now_ms)
+        super().__init__(me, settings, hard_state, terms, memberships, commit, fit, now_ms, random)
         self.leader: Leader | None = None
-        self._saved = hard_state
-        self._random = random
         self._votes: dict[int, bool] = {}
-        self._verified = commit  # our log equals the leader's of this term up to here
-        self._heard_ms: int | None = None  # from the leader of this term
-        self._deadline_ms = 0
-        self._put_off_election()
 
     # -- inputs --------------------------------------------------------------------------------------------------
 
@@ -253,12 +246,6 @@ class Raft(Knowledge):
         self._votes = {}
         self._put_off_election()
 
-    def _put_off_election(self) -> None:
-        self._deadline_ms = self.now_ms + self.settings.election_ms + self._spread(self.settings.election_ms)
-
-    def _spread(self, width_ms: int) -> int:
-        return self._random % max(width_ms, 1)
-
     # -- elections -----------------------------------------------------------------------------------------------
 
     def campaign(self) -> None:
@@ -333,59 +320,3 @@ class Raft(Knowledge):
             self.quiet = message.quiesce and self.commit == self.terms.last == message.commit
         else:
             self._on_snapshot(message)
-
-    def _on_append(self, message: Append) -> None:
-        # What is committed is the same everywhere: below `commit` there is nothing to compare.
-        if message.prev_index > self.commit and self.terms.term_at(message.prev_index) != message.prev_term:
-            hint = max(self.terms.last_not_above(message.prev_index, message.prev_term), self.commit)
-            hint_term = self.terms.term_at(hint) or 0
-            reply = AppendReply(self.me, message.sender, self.term, message.prev_index, False, hint, hint_term)
-            self.outbox.append(reply)
-            return
-        if message.last > self.commit:
-            self._take_entries(message)
-        self._verified = max(self._verified, message.last)
-        self._commit_to(min(message.commit, message.last))
-        if self.synced_index >= message.last or message.last == message.prev_index:
-            self._acknowledge()
-
-    def _take_entries(self, message: Append) -> None:
-        first = self.terms.conflict(message.terms, message.last)
-        if first is None:
-            return  # an old or doubled message: everything in it is here already
-        if first <= self.commit:
-            raise AssertionError(f"entry {first} is committed and differs from the leader's")
-        if first <= self.terms.last:
-            self.work.append(Truncate(first))
-            self._cut(first)
-        self.work.append(Extend(message, first))
-        self.terms.extend(message.terms, message.last)
-        self.memberships += [found for found in message.memberships if found[0] >= first]
-
-    def _cut(self, first: int) -> None:
-        """Forgets what is known of the entries from `first` on."""
-        self.terms.truncate(first)
-        self.synced_index = min(self.synced_index, first - 1)
-        self._verified = min(self._verified, first - 1)
-        while self.memberships and self.memberships[-1][0] >= first:
-            self.memberships.pop()
-
-    def _commit_to(self, index: int) -> None:
-        self.commit = max(self.commit, min(index, self.terms.last))
-
-    def _acknowledge(self) -> None:
-        """Tells the leader what of its log is on our disk, and nothing else."""
-        match = min(self.synced_index, self._verified)
-        self.outbox.append(AppendReply(self.me, self.leader_id, self.term, match))
-
-    def _on_snapshot(self, message: Snapshot) -> None:
-        known = message.index <= self.commit or self.terms.term_at(message.index) == message.index_term
-        if known:  # our log is as long and holds more: it stays
-            self._verified = max(self._verified, message.index)
-            self._commit_to(message.index)
-        else:
-            self.work.append(Install(message))
-            self.terms = TermRuns(message.index, message.index_term)
-            self.memberships = [(message.index, message.membership)]
-            self.commit = self.synced_index = self._verified = message.index
-        self._acknowledge()

@@ -29,6 +29,13 @@ class FrameCache:
         self._frames.append((length, frame))
         self._bytes += length
 
+    def pass_over(self, frame: Buffer) -> None:
+        """One more entry, which is on disk already: kept only where it follows others."""
+        if self._frames:
+            self.add([frame])
+        else:
+            self.first += 1
+
     def drop_from(self, index: int) -> None:
         """Forgets entries from `index` on; the log ends there."""
         while self.first + len(self._frames) > index and self._frames:

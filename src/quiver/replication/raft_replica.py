@@ -1,8 +1,8 @@
 """Drives the Raft core for one partition: its log, its disk, its peers. Takes the place of `SoloReplica`.
 
 It does the duties that `quiver.raft` lists. Rule: everything here runs in the partition's owner, but for disk work in
-threads; messages, ticks and finished disk work only wake the owner. An acknowledgement of which nothing but a commit
-comes is taken at once. While the core waits for the disk (term and vote, a truncation behind a write), inputs wait too.
+threads; messages, ticks and finished disk work only wake the owner, but for what `steady.py` takes at once. While the
+core waits for the disk (term and vote, a truncation behind a write), inputs wait too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quiver.log.flusher import Flusher, FlushPolicy, HardStateSaver
 from quiver.log.partition_log import PartitionLog
 from quiver.log.slots import HardStateFile
 from quiver.raft import AnyMessage, Install, Membership, Raft, Ready, Truncate
-from quiver.raft.messages import AppendReply, Join, Outdated, Repair
+from quiver.raft.messages import Join, Outdated, Repair
 from quiver.replication.admission import Admission, HandOver, Step
 from quiver.replication.append_sender import AppendSender, with_body
 from quiver.replication.applicant import Applicant
@@ -29,6 +29,7 @@ from quiver.replication.group import LogView, broker_of
 from quiver.replication.log_work import LogWork
 from quiver.replication.seat import Owner, RaftSetup
 from quiver.replication.snapshot_parts import SnapshotParts
+from quiver.replication.steady import Settle, Steady
 from quiver.replication.waiting import refuse, settle
 from quiver.wire.frame import Entry, FrameHeader
 
@@ -38,7 +39,7 @@ _FULL_S = 5.0  # a replica whose disk was full does not stand for election for s
 _FIRST_ELECTION_S = 0.05
 
 
-class RaftReplica:
+class RaftReplica(Steady):
     def __init__(
         self,
         setup: RaftSetup,
@@ -155,14 +156,14 @@ class RaftReplica:
 
     # -- inputs, from the broker's loop --------------------------------------------------------------------------
 
-    def receive(self, message: AnyMessage, frames: memoryview, settle: Callable[[], None] | None = None) -> bool:
-        """A message of a peer; True when the owner is to have a turn for it. Else `settle` is told of a commit."""
+    def receive(self, message: AnyMessage, frames: memoryview, settle: Settle | None = None) -> bool:
+        """A message of a peer; True when the owner is to have a turn for it. Else `settle` is told what came of it."""
         raft = self.raft
         if isinstance(message, Repair):
             self._sender.answer_repair(message, raft.commit)
         elif raft.failed or self._work.is_full:
             return False  # it would only be kept: the owner may have no more turns, or nothing to take it in with
-        elif isinstance(message, AppendReply) and self._take_reply(message, settle):
+        elif self._takes_at_once(message, frames, settle):
             return False
         elif isinstance(message, Outdated):
             if self._applicant.told(message, self.seat):
@@ -172,24 +173,6 @@ class RaftReplica:
             self._wake()
             return True
         return False
-
-    def _take_reply(self, reply: AppendReply, settle: Callable[[], None] | None) -> bool:
-        """Notes an acknowledgement, and what it commits, where nothing else comes of it. False: it takes a turn."""
-        raft, leader = self.raft, self.raft.leader
-        if leader is None or self._todo or self._inputs or not leader.is_plain(reply):
-            return False
-        if reply.match <= raft.commit:
-            raft.step(reply, raft.now_ms)
-            return True
-        now_ms = self._now_ms()
-        busy = self._links or self._flusher.ended or leader.has_more(now_ms) or self.admission.has_more(raft)
-        if settle is None or busy or not (self.leads and raft.may_lead):
-            return False
-        raft.tick(now_ms, random.getrandbits(30))
-        raft.step(reply, now_ms)
-        settle()
-        self._sender.tidy(raft)
-        return True
 
     def link_changed(self, broker: int, up: bool) -> None:
         self._links.append((broker, up))

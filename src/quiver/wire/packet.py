@@ -22,6 +22,7 @@ FLAG_ERROR: Final = 2
 Memory = Callable[[int], bytearray | memoryview]
 
 _PREFIX = struct.Struct("<IIQBBH4x")
+pack_prefix = _PREFIX.pack  # length, header length, correlation id, kind, flags, zero
 _BUFFER_BYTES: Final = 64 * 1024
 
 
@@ -43,25 +44,36 @@ def encode_prefix(kind: int, flags: int, correlation: int, header: bytes, payloa
 class PacketReader:
     """Small packets are cut out of one reused buffer; a large one is received straight into its own memory."""
 
-    __slots__ = ("_buffer", "_end", "_large", "_large_end", "_memory", "packet_bytes_max")
+    __slots__ = ("_buffer", "_end", "_large", "_large_end", "_memory", "_view", "packet_bytes_max")
 
     def __init__(self, packet_bytes_max: int, memory: Memory = bytearray) -> None:
         """`memory` makes what a large packet is received into."""
         self.packet_bytes_max = packet_bytes_max
         self._memory = memory
         self._buffer = bytearray(_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
         self._end = 0
         self._large: bytearray | memoryview | None = None
         self._large_end = 0
 
-    def get_buffer(self) -> memoryview:
+    def get_buffer(self, _: int = -1) -> memoryview:
         """Where the next received bytes go. Never empty."""
         if self._large is not None:
             return memoryview(self._large)[self._large_end :]
-        return memoryview(self._buffer)[self._end :]
+        return self._view[self._end :] if self._end else self._view
 
     def received(self, count: int) -> list[Packet]:
         """Tells that `count` bytes came into the buffer; returns the packets that are now whole."""
+        if not self._end and count >= PREFIX_BYTES and self._large is None:
+            # Most reads bring one whole packet and nothing else.
+            length, header_length, correlation, kind, flags, zeros = _PREFIX.unpack_from(self._buffer)
+            if count == PREFIX_BYTES + length and header_length <= length <= self.packet_bytes_max and not zeros:
+                body = memoryview(self._buffer[PREFIX_BYTES:count])
+                found = (kind, flags, correlation, body[:header_length], body[header_length:], length)
+                return [tuple.__new__(Packet, found)]  # quicker than by its own name
+        return self._received(count)
+
+    def _received(self, count: int) -> list[Packet]:
         if self._large is not None:
             self._large_end += count
             if self._large_end < len(self._large):
@@ -79,7 +91,7 @@ class PacketReader:
                 if total > len(self._buffer):
                     self._large = self._memory(total)
                     self._large_end = end - start
-                    self._large[: self._large_end] = memoryview(self._buffer)[start:end]
+                    self._large[: self._large_end] = self._view[start:end]
                     start = end
                 break
             packets.append(_packet(prefix, memoryview(self._buffer[start + PREFIX_BYTES : start + total])))
