@@ -321,25 +321,27 @@ class Hosting:
     # -- what drives them ----------------------------------------------------------------------------------------
 
     def _receive(self, uid: str, message: AnyMessage, frames: memoryview) -> None:
-        partition, repairer = self._by_uid.get(uid), self._repairs.get(uid)
-        if repairer is not None and partition is None:
-            repairer.receive(message, frames)
-        elif partition is not None and partition.raft is not None:
-            self._awake[partition] = 0
-            if not isinstance(message, (Compacted, Repair)):
-                if partition.raft.receive(message, frames, partition.settle):
-                    self._told[partition] = None
-            elif isinstance(message, Compacted):
-                partition.compactor.receive(message, partition.raft)
-            elif message.compacted <= (here := partition.compactor.completed):
-                partition.raft.receive(msgspec.structs.replace(message, compacted=here), frames)
-            # else our frame has records that are to be gone there
+        partition = self._by_uid.get(uid)
+        if partition is None or partition.raft is None:
+            if (repairer := self._repairs.get(uid)) is not None:
+                repairer.receive(message, frames)
+            return
+        self._awake[partition] = 0
+        if type(message) is Compacted:
+            partition.compactor.receive(message, partition.raft)
+        elif type(message) is not Repair:
+            if partition.raft.receive(message, frames, partition.settle):
+                self._told[partition] = None
+        elif message.compacted <= (here := partition.compactor.completed):
+            partition.raft.receive(msgspec.structs.replace(message, compacted=here), frames)
+        # else our frame has records that are to be gone there
 
     def _take_messages(self) -> None:
         """Those who got messages have their turn as soon as all that came together are there."""
-        told, self._told = self._told, {}
-        for partition in told:
-            partition.turns.now()
+        if self._told:
+            told, self._told = self._told, {}
+            for partition in told:
+                partition.turns.now()
 
     def _link_changed(self, broker: int, up: bool) -> None:
         for partition in self._by_uid.values():

@@ -72,7 +72,7 @@ class Partition:
         self.reader = LogReader(name, log, disk, readers, raft.on_damage if raft else None, self._refusal)
         self.compactor = Compactor(name, log, disk, writers, self.turns.wake, self.reader.note)
         self._tail = Tail(PartitionState(log.checkpoint))
-        self._inbox: deque[tuple[Asker, Callable[[Any], None]]] = deque()
+        self._inbox: deque[tuple[Asker, Entry | Callable[[Any], None]]] = deque()
         self._new_positions: list[tuple[Position, asyncio.Future[Any]]] = []
         self._committed = Signal()
         self._checkpointing: asyncio.Task[None] | None = None
@@ -101,12 +101,16 @@ class Partition:
 
     async def produce(self, entry: Entry) -> ProduceReply:
         """Returns once the batch is committed, with the offset of its first record."""
-        reply: ProduceReply = await self._ask(lambda future: self._admit_batch(entry, future))
-        return reply
+        asker: asyncio.Future[ProduceReply] = asyncio.get_running_loop().create_future()
+        self.submit(entry, asker)
+        return await asker
 
     def submit(self, entry: Entry, asker: Asker) -> None:
         """The same, answered to `asker`. Raises at once where nothing can be asked of this partition."""
-        self._put(lambda asked: self._admit_batch(entry, asked), asker)
+        if (raft := self.raft) is None or self._stopping or len(self._inbox) >= INBOX_MAX or not raft.leads:
+            self._check_open()
+        self._inbox.append((asker, entry))
+        self.turns.wake()
 
     async def commit_position(self, position: Position) -> int | None:
         """Stores a consumer's position; returns the one that holds, which is higher if this would move it back."""
@@ -216,10 +220,13 @@ class Partition:
 
     def _ask(self, admit: Callable[[asyncio.Future[Any]], None]) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._put(admit, future)
+        self._check_open()
+        self._inbox.append((future, admit))
+        self.turns.wake()
         return future
 
-    def _put(self, admit: Callable[[Any], None], asker: Asker) -> None:
+    def _check_open(self) -> None:
+        """Raises where nothing can be asked of this partition."""
         if (trouble := self._log.failure if self.raft is None else self.raft.trouble) is not None:
             raise self._refusal(trouble)
         if self._stopping:
@@ -228,8 +235,6 @@ class Partition:
             raise OverloadedError(f"{self.topic}-{self.number} has {INBOX_MAX} requests waiting")
         if self.raft is not None and not self.raft.leads and not self.raft.is_settling:
             self.raft.check_leads()
-        self._inbox.append((asker, admit))
-        self.turns.wake()
 
     def _refusal(self, error: QuiverError) -> QuiverError:
         return own_trouble(error, None if self.raft is None else self.raft.raft)
@@ -290,29 +295,38 @@ class Partition:
         return self.raft is not None and not self._stopping and self.raft.is_settling
 
     def _take_inbox(self) -> None:
-        if not self._inbox or self._must_wait():
+        if not self._inbox or (not (leads := self.leads) and self._must_wait()):
             return
+        is_alone = len(self._inbox) == 1
         while self._inbox:
-            asker, admit = self._inbox[0]
+            asker, asked = self._inbox[0]
             if not asker.done():  # else it is gone
                 try:
-                    if self.raft is not None:
+                    if not leads and self.raft is not None:
                         self.raft.check_leads()
-                    admit(asker)
+                    if isinstance(asked, Entry):
+                        self._admit_batch(asked, asker, is_alone)
+                    else:
+                        asked(asker)
                 except QuiverError as error:
                     asker.set_exception(error)
             self._inbox.popleft()
         if self._new_positions:
             self._propose_positions()
 
-    def _admit_batch(self, entry: Entry, asker: Asker) -> None:
+    def _admit_batch(self, entry: Entry, asker: Asker, is_alone: bool) -> None:
         sequenced = 0 if entry.flags & FLAG_UNSEQUENCED else entry.producer_id
-        stored = self.state.judge(sequenced, entry.producer_epoch, entry.sequence, entry.sequence_step)
+        state = self._tail.state
+        stored = state.judge(sequenced, entry.producer_epoch, entry.sequence, entry.sequence_step)
         if stored is None:
-            self._tail.wait_for_last([(asker, ProduceReply(self._propose(entry).base_offset))])
+            # What comes alone is on its way before all else; of several the last would have to wait for each.
+            header = self.raft.spread(entry) if is_alone and self.raft is not None else None
+            if header is None:
+                header = self._replica.propose(entry)
+            self._tail.append(header, entry.payload, [(asker, ProduceReply(header.base_offset))])
             return
         reply = ProduceReply(stored.base_offset, duplicate=True)
-        if stored.index <= self.state.applied_index:
+        if stored.index <= state.applied_index:
             asker.set_result(reply)
         else:
             self._tail.wait_for(stored.index, asker, reply)

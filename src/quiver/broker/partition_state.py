@@ -107,6 +107,9 @@ class PartitionState:
         tail = self._tail.get(producer_id, ())
         producer = self._producers.get(producer_id)
         known_epoch = tail[-1][0] if tail else producer.epoch if producer else 0
+        last = tail[-1][1] if tail else producer.batches[-1] if producer else None
+        if last is not None and epoch == known_epoch and sequence == last.sequence + last.step:
+            return None
         if epoch < known_epoch:
             raise ProducerFencedError(f"producer {producer_id} has written with epoch {known_epoch}, not {epoch}")
         expected = 0

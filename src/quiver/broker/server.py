@@ -253,9 +253,10 @@ class Broker:
         if self._stopping or request.flags & FLAG_CLIENT:
             return False
         partition = self._hosting.partition(request.topic, request.partition)
-        if partition.rules.require_consumers:
+        rules = partition.rules
+        if rules.require_consumers:
             return False
-        partition.submit(self._entry(request, payload, partition.rules), asker)
+        partition.submit(self._entry(request, payload, rules), asker)
         return True
 
     async def _produce(self, request: Produce, payload: memoryview, flow: Flow) -> Reply:
@@ -281,10 +282,9 @@ class Broker:
 
     def _entry(self, request: Produce, payload: memoryview, rules: TopicRules) -> Entry:
         """The batch as a log entry, once it is known to be whole and what it says it is."""
-        size = len(payload)
-        limit = self._settings.batch_bytes_max
-        if request.record_count == 1:
-            limit = min(limit, rules.message_bytes_max + _BATCH_OVERHEAD_BYTES)
+        size, limit = len(payload), self._settings.batch_bytes_max
+        if request.record_count == 1 and rules.message_bytes_max + _BATCH_OVERHEAD_BYTES < limit:
+            limit = rules.message_bytes_max + _BATCH_OVERHEAD_BYTES
         if size > limit:
             raise MessageTooLargeError(f"a batch of {size} bytes is over the limit of {limit}", size=size, limit=limit)
         if crc32c(payload) != request.payload_crc:
@@ -292,19 +292,10 @@ class Broker:
         check_batch(payload, request.record_count, request.schema_id)
         if rules.cleanup == COMPACT and count_missing_keys(payload):
             raise InvalidRequestError(missing_key(request.topic))
-        return Entry(
-            Kind.DATA,
-            payload,
-            request.payload_crc,
-            request.record_count,
-            request.timestamp_min,
-            request.timestamp_max,
-            request.schema_id,
-            request.producer_epoch,
-            request.producer_id,
-            request.sequence,
-            request.flags,
-        )
+        count, schema_id = request.record_count, request.schema_id
+        what = (Kind.DATA, payload, request.payload_crc, count, request.timestamp_min, request.timestamp_max, schema_id)
+        who = (request.producer_epoch, request.producer_id, request.sequence, request.flags)
+        return tuple.__new__(Entry, (*what, *who))  # quicker than by its own name
 
     async def _fetch(self, request: Fetch, payload: memoryview, flow: Flow) -> Reply:
         partition = self._hosting.partition(request.topic, request.partition)

@@ -30,11 +30,13 @@ class Tail:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def append(self, header: FrameHeader, payload: Any) -> None:
+    def append(self, header: FrameHeader, payload: Any, waiters: list[Waiter] | None = None) -> None:
         if header.index > self.state.applied_index:  # else the state came with a snapshot and has it already
             self.state.extend(header)
             kept = None if header.kind == Kind.DATA else payload
-            self._entries.append(tuple.__new__(TailEntry, (header, kept, [])))  # quicker than by its own name
+            self._entries.append(
+                tuple.__new__(TailEntry, (header, kept, waiters or []))
+            )  # quicker than by its own name
 
     def wait_for_last(self, waiters: list[Waiter]) -> None:
         self._entries[-1].waiters.extend(waiters)

@@ -22,7 +22,7 @@ from quiver.log.lookup import find_timestamp, offset_after
 from quiver.log.recovery import STATE_FILE, install_files, recover
 from quiver.log.retention import Cut, expired, read_by_all
 from quiver.log.segment import Segment, Span, index_path, read_chunk, remove_files, scan_frames, segment_path
-from quiver.wire.frame import Entry, FrameHeader, Kind, encode_header, padding, stamp
+from quiver.wire.frame import ALIGNMENT, Entry, FrameHeader, Kind, encode_header, stamp
 
 
 class PartitionLog:
@@ -99,11 +99,17 @@ class PartitionLog:
 
     def append_entry(self, term: int, entry: Entry, now_s: float) -> tuple[FrameHeader, list[Buffer]]:
         """The same; returns also the frame's bytes, in parts."""
-        header = stamp(entry, self.next_index, term, self.next_offset)
-        frame: list[Buffer] = [encode_header(header), entry.payload]
-        if pad := padding(header.payload_length):
-            frame.append(pad)
+        header, frame = self.stamp_entry(term, entry)
         self.append_frame(header, frame, now_s)
+        return header, frame
+
+    def stamp_entry(self, term: int, entry: Entry) -> tuple[FrameHeader, list[Buffer]]:
+        """What the entry would be at the end of the log; nothing is appended."""
+        segment = self._segments[-1]
+        header = stamp(entry, segment.next_index, term, segment.next_offset)
+        frame: list[Buffer] = [encode_header(header), entry.payload]
+        if unaligned := -header.payload_length % ALIGNMENT:
+            frame.append(bytes(unaligned))
         return header, frame
 
     def append_frame(self, header: FrameHeader, frame: list[Buffer], now_s: float) -> None:

@@ -42,7 +42,7 @@ from quiver.wire.messages import (
     decode_request,
     encode,
 )
-from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet, encode_prefix
+from quiver.wire.packet import FLAG_ERROR, FLAG_REPLY, Packet, pack_prefix
 from quiver.wire.peer_messages import PeerHello, PeerMessages, PeerPing
 
 logger = logging.getLogger("quiver.net")
@@ -125,7 +125,9 @@ class ServerConnection(PacketProtocol):
             task = asyncio.get_running_loop().create_task(self._serve(packet))
             self._tasks.add(task)
             task.add_done_callback(partial(self._served, packet.size_bytes))
-        self._read_or_pause()
+        settings = self._server.settings
+        if len(self._tasks) >= settings.frames_in_flight_max or self._bytes_in_flight >= settings.bytes_in_flight_max:
+            self._read_or_pause()
 
     def _serve_quickly(self, packet: Packet) -> bool:
         """For the kinds of request that need no task: True when somebody has the answer and gives it."""
@@ -142,7 +144,9 @@ class ServerConnection(PacketProtocol):
         return False
 
     def answered(self, answer: Answer, reply: Struct) -> None:
-        self._replies.append(encode_prefix(answer.kind, FLAG_REPLY, answer.correlation, encode(reply), 0))
+        header = encode(reply)
+        prefix = pack_prefix(len(header), len(header), answer.correlation, answer.kind, FLAG_REPLY, 0)
+        self._replies.append(prefix + header)
         # What one flush committed is answered with one write: each would be a system call and wake the client.
         if len(self._tasks) <= 1:
             self._write_replies()
@@ -239,7 +243,8 @@ class ServerConnection(PacketProtocol):
             self._drained.set_result(None)
         self._bytes_in_flight -= size_bytes
         self.heard_at_s = time.monotonic()
-        self._read_or_pause()
+        if not self._reading:
+            self._read_or_pause()
 
     def _read_or_pause(self) -> None:
         """Reads while all limits allow it; one read of small frames may pass the limit, the next waits."""

@@ -59,8 +59,11 @@ class Leader:
     def propose(self) -> int:
         if self._transfer_to:
             raise NotLeaderError("leadership is being handed over", leader=self._transfer_to)
-        self.wake()
-        return self._raft.terms.append(self._raft.term)
+        raft = self._raft
+        if raft.quiet:
+            self.wake()
+        self._active_ms = raft.now_ms
+        return raft.terms.append(raft.term)
 
     def propose_membership(self, membership: Membership) -> int:
         raft = self._raft
@@ -190,6 +193,28 @@ class Leader:
                     self._send_snapshot(peer, progress)
                 else:
                     self._send_append(peer, progress, raft.fit(progress.next, raft.settings.append_bytes_max))
+
+    def is_even(self) -> bool:
+        """True when all have been sent everything and may be sent more: then the next entry is all they lack."""
+        raft, end = self._raft, self._raft.terms.last + 1
+        if self._transfer_to or self._new_reads or raft.quiet or raft.woken or raft.outbox or raft.work:
+            return False
+        in_flight_max = raft.settings.appends_in_flight_max
+        for progress in self.progress.values():
+            if progress.way is not Way.REPLICATING or progress.next != end or not progress.may_send(in_flight_max):
+                return False
+        return True
+
+    def spread(self, index: int) -> list[Append]:
+        """What the others are to be told of the entry that was just proposed, if they were `is_even` before it."""
+        raft = self._raft
+        me, term, commit = raft.me, raft.term, raft.commit
+        prev_term = raft.terms.term_at(index - 1)
+        assert prev_term is not None
+        for progress in self.progress.values():
+            progress.sent(index)
+        terms = ((index, term),)
+        return [Append(me, peer, term, index - 1, prev_term, index, commit, terms) for peer in self.progress]
 
     def _send_append(self, peer: int, progress: Progress, last: int) -> None:
         raft = self._raft

@@ -108,6 +108,13 @@ class AppendSender:
         else:
             self._put(message, now=isinstance(message, Append))
 
+    def send_frame(self, message: Append, frame: Sequence[Buffer]) -> None:
+        """An append of one entry, which need not be in the cache yet."""
+        if self._last and message.to in self._last:
+            self._send_in_turn(message, frame)
+        else:
+            self._put(message, frame, now=True)
+
     def tidy(self, raft: Raft) -> None:
         """Forgets frames that nobody will be sent from memory."""
         if self.cache:

@@ -18,7 +18,7 @@ from quiver.raft import AnyMessage, Append, Raft, Ready
 from quiver.raft.messages import AppendReply
 from quiver.replication.admission import Admission
 from quiver.replication.append_sender import AppendSender
-from quiver.wire.frame import FrameError, FrameHeader, Kind, decode_frame
+from quiver.wire.frame import Entry, FrameError, FrameHeader, Kind, decode_frame
 
 # Of entries that change nothing but the owner's state.
 _PLAIN_KINDS: Final = frozenset((Kind.DATA, Kind.POSITIONS))
@@ -44,6 +44,19 @@ class Steady:
     @property
     def leads(self) -> bool:
         raise NotImplementedError
+
+    def spread(self, entry: Entry) -> FrameHeader | None:
+        """Proposes an entry and sends it to the followers before anything else is done. For who leads. None: nothing
+        was done, as they lack more than this."""
+        raft, leader = self.raft, self.raft.leader
+        if leader is None or self._inputs or self._links or not leader.is_even():
+            return None
+        header, frame = self._log.stamp_entry(raft.term, entry)
+        for message in leader.spread(leader.propose()):
+            self._sender.send_frame(message, frame)
+        self._log.append_frame(header, frame, self._clock.monotonic_s())
+        self._sender.cache.add(frame)
+        return header
 
     def _takes_at_once(self, message: AnyMessage, frames: memoryview, settle: Settle | None) -> bool:
         if type(message) is AppendReply:

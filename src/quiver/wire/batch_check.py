@@ -31,6 +31,7 @@ _shapes: dict[bytes, tuple[int, int]] = {}
 _SHAPES_MAX: Final = 1024
 _SHAPE_BYTES_MAX: Final = 1024
 
+_HEAD = struct.Struct("<II")  # continuation mark, bytes of the metadata
 _U16 = struct.Struct("<H")
 _U32 = struct.Struct("<I")
 _I32 = struct.Struct("<i")
@@ -42,6 +43,11 @@ def check_batch(payload: memoryview, record_count: int, schema_id: int) -> None:
     if schema_id != SCHEMA_ID_V1:
         raise InvalidBatchError(f"unknown schema id {schema_id}")
     try:
+        continuation, metadata_bytes = _HEAD.unpack_from(payload)
+        if continuation == _CONTINUATION and metadata_bytes <= _SHAPE_BYTES_MAX:
+            shape = bytes(payload[_HEAD.size : _HEAD.size + metadata_bytes])
+            if _shapes.get(shape) == (record_count, len(payload) - _HEAD.size - metadata_bytes):
+                return
         rows = _rows(payload)
     except (struct.error, IndexError) as error:
         raise InvalidBatchError("the batch is not an Arrow record batch message") from error
@@ -58,9 +64,6 @@ def _rows(payload: memoryview) -> int:
         raise InvalidBatchError("the batch is cut short")
     metadata = payload[8:body_at]
     shape = bytes(metadata) if metadata_bytes <= _SHAPE_BYTES_MAX else b""
-    known = _shapes.get(shape)
-    if known is not None and known[1] == len(payload) - body_at:
-        return known[0]
     message = _U32.unpack_from(metadata, 0)[0]
     kind_at, header_at, body_length_at = (_field(metadata, message, slot) for slot in (1, 2, 3))
     if not kind_at or not header_at or metadata[kind_at] != _RECORD_BATCH:

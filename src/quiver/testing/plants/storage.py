@@ -60,9 +60,9 @@ def _uncommitted_served() -> list[Patch]:
 def _reply_before_commit() -> list[Patch]:
     admit = Partition._admit_batch
 
-    def hasty(self: Any, entry: Any, future: Any) -> None:
+    def hasty(self: Any, entry: Any, future: Any, is_alone: bool) -> None:
         offset = self._log.next_offset
-        admit(self, entry, future)
+        admit(self, entry, future, is_alone)
         if not future.done():
             future.set_result(ProduceReply(offset))
 
