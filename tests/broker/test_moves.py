@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import random
 from collections.abc import Sequence
@@ -329,9 +328,7 @@ def test_order_is_forgotten_with_the_lead() -> None:
             raft = group.partition(leader).raft
             assert raft is not None and raft.admission._order.epoch == 7
             while raft.raft.leader is not None:
-                raft.transfer()
-                with contextlib.suppress(TimeoutError):  # a transfer that takes too long ends, and is to be tried again
-                    await asyncio.wait_for(raft.until_follower(), 3)
+                await raft.hand_over(3)  # one that takes too long ends, and is to be tried again
             assert raft.admission._order.epoch == 0
 
     run(main())

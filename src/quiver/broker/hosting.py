@@ -6,7 +6,6 @@ Rule: one change of topics at a time, and a change that has begun is finished, w
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Coroutine
 from concurrent.futures import Executor
@@ -28,7 +27,6 @@ from quiver.errors import (
     LogFailedError,
     NotLeaderError,
     QuiverError,
-    ShuttingDownError,
     UnknownPartitionError,
     UnknownTopicError,
 )
@@ -100,7 +98,8 @@ class Hosting:
 
     async def stop(self) -> None:
         async with self._lock:  # a topic that is being made or deleted is finished first
-            await asyncio.gather(*map(_hand_over, self.usable()))
+            replicas = [partition.raft for partition in self.usable() if partition.raft is not None]
+            await asyncio.gather(*(replica.hand_over(HAND_OVER_S) for replica in replicas))
             await asyncio.gather(*(partition.stop() for partition in self.usable()))
         for task in self._tasks:
             task.cancel()
@@ -174,7 +173,8 @@ class Hosting:
     async def _repair(self, topic: CatalogTopic, number: int, repairer: Repairer, error: CorruptLogError) -> None:
         uid, running = topic.partitions[number], self.partitions.get(topic.name, {}).get(number)
         if isinstance(running, Partition):
-            await _hand_over(running)
+            if running.raft is not None:
+                await running.raft.hand_over(HAND_OVER_S)
             self._by_uid.pop(uid, None)
             self._awake.pop(running, None)
             await running.stop()
@@ -390,13 +390,3 @@ class Hosting:
                     except QuiverError as error:
                         name = f"{partition.topic}-{partition.number}"
                         logger.warning("compaction_failed partition=%s error=%r", name, error.message)
-
-
-async def _hand_over(partition: Partition) -> None:
-    """Lets another replica lead, if one can; returns when that has happened or has taken too long."""
-    if partition.raft is None or not partition.raft.leads:
-        return
-    partition.raft.transfer()
-    with contextlib.suppress(TimeoutError, ShuttingDownError):
-        async with asyncio.timeout(HAND_OVER_S):
-            await partition.raft.until_follower()

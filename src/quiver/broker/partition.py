@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from quiver.broker.checkpointer import Checkpointer
 from quiver.broker.compactor import Compactor
 from quiver.broker.log_reader import LogReader
 from quiver.broker.partition_state import PartitionState
@@ -32,17 +33,17 @@ from quiver.errors import (
 )
 from quiver.log.checkpoint import Checkpoint
 from quiver.log.disk import Disk
-from quiver.log.flusher import FlushPolicy, write_checkpoint
+from quiver.log.flusher import FlushPolicy
 from quiver.log.partition_log import PartitionLog
 from quiver.log.replica import SoloReplica
-from quiver.replication.group import completed, describe
+from quiver.replication.group import describe
 from quiver.replication.raft_replica import RaftReplica
 from quiver.replication.seat import RaftSetup
 from quiver.replication.turns import Turns
 from quiver.replication.waiting import Asker, Signal, own_trouble, refuse, settle
 from quiver.topic_settings import TopicRules
 from quiver.types import PartitionStatus
-from quiver.wire.frame import FLAG_UNSEQUENCED, Entry, FrameHeader, Kind
+from quiver.wire.frame import FLAG_UNSEQUENCED, Entry, FrameHeader, Kind, sequence_step
 from quiver.wire.messages import Position, ProduceReply
 
 logger = logging.getLogger("quiver.broker")
@@ -66,7 +67,7 @@ class Partition:
         raft: RaftSetup | None = None,
     ) -> None:
         self.topic, self.number, self.rules = topic, number, TopicRules(log.settings)
-        self._log, self._writers, self._clock = log, writers, clock
+        self._log, self._clock = log, clock
         self.turns = Turns(self._run)
         name = f"{topic}-{number}"
         self.reader = LogReader(name, log, disk, readers, raft.on_damage if raft else None, self._refusal)
@@ -75,7 +76,6 @@ class Partition:
         self._inbox: deque[tuple[Asker, Entry | Callable[[Any], None]]] = deque()
         self._new_positions: list[tuple[Position, asyncio.Future[Any]]] = []
         self._committed = Signal()
-        self._checkpointing: asyncio.Task[None] | None = None
         self._stopping = self._full = self._abandoned = False  # abandoned: stop without waiting for commits
         self._ended: asyncio.Future[None] | None = None  # of the last turn; None: there was no first
         self.raft: RaftReplica | None = None
@@ -87,7 +87,8 @@ class Partition:
             for _, header, payload in log.scan(log.checkpoint.index + 1):
                 self.state.apply(header, payload)
         self._replica = self.raft or SoloReplica(log, writers, clock, self.turns.wake, policy)
-        self._trim()
+        self.checkpoints = Checkpointer(name, log, self._tail, self.raft, writers, self.turns.wake)
+        self.checkpoints.trim()
 
     def start(self) -> None:
         self._ended = asyncio.get_running_loop().create_future()
@@ -163,15 +164,10 @@ class Partition:
         return await self.reader.read(prepare, bytes_max)
 
     def check_offset(self, offset: int) -> None:
-        if self.raft is not None and (offset > self.high_watermark or self._is_catching_up):
+        if self.raft is not None and (offset > self.high_watermark or self.checkpoints.is_catching_up):
             self.raft.check_leads()  # another may have more than this replica knows of
         if not self.start_offset <= offset <= self.high_watermark:
             raise OffsetOutOfRangeError.of(self.topic, self.number, offset, self.start_offset, self.high_watermark)
-
-    @property
-    def _is_catching_up(self) -> bool:
-        """True while the log lacks entries that the state already counts, or a snapshot is to take its place."""
-        return self._replica.is_replacing or self._log.synced_index <= self.state.applied_index
 
     async def confirm(self) -> None:
         """Returns when this replica is known to lead and has applied all that was committed at the call."""
@@ -213,10 +209,7 @@ class Partition:
             await self._replica.close()
         await self.compactor.close()
         self._committed.end(ShuttingDownError("the broker is stopping"))
-        if self._checkpointing is not None:
-            await asyncio.wait([self._checkpointing])
-        if self._log.failure is None and self.state.applied_index > self._log.checkpoint.index:
-            await self._checkpoint()
+        await self.checkpoints.close()
 
     def _ask(self, admit: Callable[[asyncio.Future[Any]], None]) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -282,8 +275,8 @@ class Partition:
             self._end()
         elif self._inbox and not self._must_wait():
             self.turns.wake()
-        if self._log.checkpoint_due and not (self._is_catching_up or self._checkpointing or self._log.failure):
-            self._checkpointing = asyncio.get_running_loop().create_task(self._checkpoint())
+        if self._log.checkpoint_due:
+            self.checkpoints.begin()
 
     def _end(self) -> None:
         self.turns.stop()
@@ -316,8 +309,8 @@ class Partition:
 
     def _admit_batch(self, entry: Entry, asker: Asker, is_alone: bool) -> None:
         sequenced = 0 if entry.flags & FLAG_UNSEQUENCED else entry.producer_id
-        state = self._tail.state
-        stored = state.judge(sequenced, entry.producer_epoch, entry.sequence, entry.sequence_step)
+        state, step = self._tail.state, sequence_step(entry.flags, entry.record_count)
+        stored = state.judge(sequenced, entry.producer_epoch, entry.sequence, step)
         if stored is None:
             # What comes alone is on its way before all else; of several the last would have to wait for each.
             header = self.raft.spread(entry) if is_alone and self.raft is not None else None
@@ -395,28 +388,3 @@ class Partition:
 
     def log_replaced(self, checkpoint: Checkpoint) -> None:
         self._tail.replace(PartitionState(checkpoint))
-
-    # -- check-points --------------------------------------------------------------------------------------------
-
-    async def _checkpoint(self) -> None:
-        """Writes the committed state beside the log, then removes what it makes unnecessary."""
-        try:
-            if not self._is_catching_up:  # a snapshot may have come since this was due
-                image = self.state.image()
-                if self.raft is not None:
-                    image = completed(image, self.state.trim_index, self._log, self.raft.raft)
-                await write_checkpoint(self._log, image, self._writers)
-                self._trim()
-        except OSError as error:
-            # The log is whole without it; recovery only reads more. The next one is tried after more appends.
-            logger.warning("checkpoint_failed partition=%s-%d error=%r", self.topic, self.number, str(error))
-        finally:
-            self._checkpointing = None
-            self.turns.wake()  # a snapshot may wait for it
-
-    def _trim(self) -> None:
-        if self.raft is None:
-            self._log.trim_prefix(min(self.state.trim_index, self._log.checkpoint.index + 1))
-        else:
-            self._log.trim_prefix(self._log.checkpoint.start.index + 1)
-            self.raft.raft.trimmed(self._log.first_index - 1)

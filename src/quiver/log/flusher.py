@@ -124,11 +124,14 @@ class Flusher:
         """Puts one frame on disk here and now, if that may be done on this thread and takes a single write.
 
         False: nothing was done. Raises LogFailedError."""
-        policy, size_bytes = self._policy, len(frame)
-        if policy is None or not policy.admits(self, size_bytes, now_s) or not log.append_stored(header, frame, now_s):
-            return False
-        policy.learn(size_bytes, now_s)
-        return True
+        policy = self._policy
+        return policy is not None and policy.admits(self, len(frame), now_s) and log.store(header, frame, now_s)
+
+    def stored(self, log: PartitionLog, header: FrameHeader, length: int, began_s: float) -> None:
+        """To be told after `store`, when who waits for the frame has been told."""
+        assert self._policy is not None
+        self._policy.learn(length, began_s)
+        log.stored(header, length)
 
     def _end(self, job: FlushJob, future: Future[None]) -> None:
         if self._policy is not None:

@@ -1,4 +1,4 @@
-"""The log of one partition: append, flush, read, truncate, trim, check-point, recover.
+"""The log of one partition: append, flush, truncate, trim, check-point, recover.
 
 Rules:
 - One owner. Only the `run` of jobs and `read_chunk` may run in another thread.
@@ -10,7 +10,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from quiver.config import LogSettings
 from quiver.errors import DiskFullError, LogFailedError
@@ -18,70 +18,31 @@ from quiver.log.checkpoint import Checkpoint, LogStart
 from quiver.log.disk import FULL_ERRNOS, Buffer, Disk, SpaceError
 from quiver.log.flush import CheckpointJob, FlushJob, LogEnd, SegmentWrite
 from quiver.log.index import SparseIndex
-from quiver.log.lookup import find_timestamp, offset_after
 from quiver.log.recovery import STATE_FILE, install_files, recover
 from quiver.log.retention import Cut, expired, read_by_all
-from quiver.log.segment import Segment, Span, index_path, read_chunk, remove_files, scan_frames, segment_path
+from quiver.log.segment import Segment, index_path, remove_files, scan_frames, segment_path
+from quiver.log.stored_log import StoredLog
 from quiver.wire.frame import ALIGNMENT, Entry, FrameHeader, Kind, encode_header, stamp
 
 
-class PartitionLog:
+class PartitionLog(StoredLog):
     def __init__(self, disk: Disk, directory: str, settings: LogSettings) -> None:
         """Opens the log in `directory`, made when missing. Raises CorruptLogError where acknowledged bytes are bad."""
-        self._disk = disk
-        self.directory = directory
-        self.settings = settings  # may be replaced at any time: what is on disk stays as it was cut
         found = recover(disk, directory, settings)
+        super().__init__(disk, directory, settings, found.segments)
         self.checkpoint: Checkpoint = found.checkpoint
-        self._segments: list[Segment] = found.segments
         self.mark = found.mark
         self.last_term = found.last_term
         self.cut_bytes = found.cut_bytes  # the torn tail that recovery removed
         self._pending: list[SegmentWrite] = []
         self._pending_start = self._end()
         self._job: FlushJob | None = None
-        self.synced_index = self.next_index  # end, exclusive, of what is on disk
         self._roll_asked = False
         self._checkpoint_due_bytes = 0
         self.is_checkpointing = False  # one is being written; see `write_checkpoint`
         self.is_rewriting = False  # segments are; see `compact`
         self.cuts = 0  # how often files lost entries or were replaced: a reader may have met that
         self.failure: LogFailedError | None = None
-
-    # -- what it holds -------------------------------------------------------------------------------------------
-
-    @property
-    def _active(self) -> Segment:
-        return self._segments[-1]
-
-    @property
-    def first_index(self) -> int:
-        return self._segments[0].first_index
-
-    @property
-    def next_index(self) -> int:
-        return self._segments[-1].next_index
-
-    @property
-    def next_offset(self) -> int:
-        return self._segments[-1].next_offset
-
-    def _end(self) -> LogEnd:
-        active = self._segments[-1]
-        return LogEnd(active.next_index, active.next_offset, self.last_term)
-
-    @property
-    def base_offset(self) -> int:
-        """The first offset whose record is still in a file."""
-        return self._segments[0].base_offset
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._segments)
-
-    @property
-    def segment_count(self) -> int:
-        return len(self._segments)
 
     @property
     def checkpoint_due(self) -> bool:
@@ -90,6 +51,10 @@ class PartitionLog:
     def request_checkpoint(self) -> None:
         """Makes a check-point due now, as after a trim that waits for one."""
         self._checkpoint_due_bytes = self.settings.checkpoint_bytes
+
+    def _end(self) -> LogEnd:
+        active = self._segments[-1]
+        return LogEnd(active.next_index, active.next_offset, self.last_term)
 
     # -- append and flush ----------------------------------------------------------------------------------------
 
@@ -153,28 +118,36 @@ class PartitionLog:
         self._roll_asked = False
         return self._segments[-1]
 
-    def append_stored(self, header: FrameHeader, frame: Buffer, now_s: float) -> bool:
-        """Appends a frame that a leader stamped and puts it on disk, in one step; blocking. False, with nothing done:
-        that takes more than one write and one sync, or does not fit; ask `append_frame`. Raises LogFailedError."""
-        segment, length = self._segments[-1], header.frame_length
+    def store(self, header: FrameHeader, frame: Buffer, now_s: float) -> bool:
+        """Puts a frame that a leader stamped on disk, at the end of the log; blocking. Tell `stored` next. False, with
+        nothing done: that takes more than one write and one sync; ask `append_frame`. Raises LogFailedError."""
+        segment, length = self._segments[-1], len(frame)
         if self._pending or self._job is not None or self.failure is not None or not segment.has_room(length):
             return False
         if header.index != segment.next_index or header.base_offset != segment.next_offset:
             return False
         if self._must_roll(segment, header.kind, length, now_s):
             return False
+        assert segment.file is not None
         try:
-            segment.write_through(header, frame, length)
+            segment.file.pwrite((frame,), segment.size_bytes)
+            segment.file.datasync()
         except OSError as error:
             if error.errno in FULL_ERRNOS:
                 return False  # it is tried again, and undone where it fails again
             raise self.stop(error) from error
+        return True
+
+    def stored(self, header: FrameHeader, length: int) -> None:
+        """Counts a frame that `store` has put on disk."""
+        segment = self._segments[-1]
+        segment.add(header, length)
+        segment.synced_bytes = segment.size_bytes
         self.last_term = header.term
         self._checkpoint_due_bytes += length
         self.synced_index = segment.next_index
         self._pending_start = self._end()
         self.mark.raise_later(self.synced_index)
-        return True
 
     def begin_flush(self) -> FlushJob | None:
         """All that is appended and not yet flushed, as one job; None when there is nothing or a job is under way."""
@@ -227,63 +200,6 @@ class PartitionLog:
                 self.finish_flush(job, error)
             else:
                 self.finish_flush(job, None)
-
-    # -- read ----------------------------------------------------------------------------------------------------
-
-    def spans_for_offset(self, offset: int) -> list[Span]:
-        """Where to read to meet `offset` and what follows it."""
-        return self._spans(self._find(lambda s: s.next_offset > offset), lambda i: i.position_of_offset(offset))
-
-    def spans_for_index(self, index: int) -> list[Span]:
-        return self._spans(self._find(lambda s: s.next_index > index), lambda i: i.position_of_index(index))
-
-    def _find(self, reaches: Callable[[Segment], bool]) -> int:
-        low, high = 0, len(self._segments) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if reaches(self._segments[middle]):
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-    def _spans(self, first: int, locate: Callable[[SparseIndex], int]) -> list[Span]:
-        # A segment of which nothing is stored may not even have a file yet.
-        segments = [segment for segment in self._segments[first:] if segment.synced_bytes]
-        spans = [Span(segment.path, 0, segment.synced_bytes) for segment in segments]
-        if spans:
-            index = segments[0].load_index(self._disk, self.settings.index_interval_bytes)
-            spans[0] = spans[0]._replace(position=locate(index))
-        return spans
-
-    def fit(self, first: int, bytes_max: int) -> int:
-        """About the last index so that the stored entries from `first` on are `bytes_max` long; `first` at least."""
-        segment = self._segments[self._find(lambda s: s.next_index > first)]
-        index = segment.load_index(self._disk, self.settings.index_interval_bytes)
-        last = index.last_within(first, bytes_max)
-        return max(first, min(segment.next_index if last is None else last, self.synced_index) - 1)
-
-    def read(self, offset: int, bytes_max: int, index_end: int | None = None) -> memoryview:
-        """Whole frames from the one that holds `offset`; blocking. See `read_chunk`."""
-        limit = self.synced_index if index_end is None else min(index_end, self.synced_index)
-        return read_chunk(self._disk, self.spans_for_offset(offset), offset, limit, bytes_max)
-
-    def scan(self, index: int) -> Iterator[tuple[str, FrameHeader, memoryview]]:
-        """(file, header, payload) of each stored entry from `index` on, checked; blocking."""
-        for path, position, end in self.spans_for_index(index):
-            for _, header, payload in scan_frames(self._disk.open(path), path, position, end):
-                if header.index >= index:
-                    yield path, header, payload
-
-    def find_timestamp(self, timestamp: int, index_end: int) -> FrameHeader | None:
-        """The header of the first stored frame below `index_end` with a record at or after that time; blocking."""
-        interval_bytes = self.settings.index_interval_bytes
-        return find_timestamp(self._disk, list(self._segments), interval_bytes, timestamp, index_end)
-
-    def offset_after(self, offset: int, bytes_max: int) -> tuple[int, int]:
-        """Where about `bytes_max` stored bytes from `offset` on end, and how many these are; blocking."""
-        segments = [segment for segment in list(self._segments) if segment.next_offset > offset]
-        return offset_after(self._disk, segments, self.settings.index_interval_bytes, offset, bytes_max)
 
     # -- shorten -------------------------------------------------------------------------------------------------
 

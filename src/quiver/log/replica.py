@@ -1,7 +1,7 @@
 """The replication seam: entries are proposed in order and, once safe, committed in order.
 
 `SoloReplica` is a group of one: an entry is committed when this node's disk has it. A Raft replica takes its place with
-the same members: `propose`, `step`, `commit_end`, `is_replacing`, `close`.
+the same members: `propose`, `step`, `commit_end`, `close`.
 
 Rule: `step` is called by the partition's owner and by nobody else. Disk work runs where the flush policy puts it, and
 wakes the owner when it is done later.
@@ -22,8 +22,6 @@ _TERM_SOLO = 1
 
 
 class SoloReplica:
-    is_replacing = False  # no snapshot of others ever waits to take the place of the log
-
     def __init__(
         self,
         log: PartitionLog,

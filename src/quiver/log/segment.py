@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from quiver.errors import CorruptLogError
-from quiver.log.disk import Buffer, Disk, File
+from quiver.log.disk import Disk, File
 from quiver.log.index import IndexFile, SparseIndex
 from quiver.wire.frame import (
     HEADER_BYTES,
@@ -108,14 +108,6 @@ class Segment:
         end = self.size_bytes + length
         is_synced = self.file is not None and self.synced_bytes == self.size_bytes
         return is_synced and end <= self.zeros_end and end <= self.room_end
-
-    def write_through(self, header: FrameHeader, frame: Buffer, length: int) -> None:
-        """Writes a frame at the end and syncs it; it counts if both succeed."""
-        assert self.file is not None
-        self.file.pwrite((frame,), self.size_bytes)
-        self.file.datasync()
-        self.add(header, length)
-        self.synced_bytes = self.size_bytes
 
     def cut_file(self, length: int) -> None:
         assert self.file is not None

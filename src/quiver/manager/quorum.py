@@ -172,9 +172,7 @@ class MetadataQuorum:
 
     async def stop(self) -> None:
         """Lets another lead, if one can; finishes what is proposed; check-points."""
-        if self.replica.leads and not self._is_alone:
-            self.replica.transfer()
-            await asyncio.wait([asyncio.ensure_future(self.replica.until_follower())], timeout=_HAND_OVER_S)
+        await self.replica.hand_over(_HAND_OVER_S)
         self._stopping = True
         self._wake.set()
         if self._owner is not None:

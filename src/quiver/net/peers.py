@@ -72,7 +72,8 @@ class PeerLink:
         if self._entries and self._pending_bytes + size > settings.peer_packet_bytes_max:
             self._flush_now()
         if now and not self._entries:
-            self._write([(uid, encoded, frames_bytes)], frames)
+            self.sent_at_s = self._loop.time()
+            self._carrier.send_packet(_MESSAGES_KIND, 0, 0, PeerMessages([(uid, encoded, frames_bytes)]), frames)
             return True
         self._entries.append((uid, encoded, frames_bytes))
         self._frames.extend(frames)
@@ -92,9 +93,6 @@ class PeerLink:
     def _flush_now(self) -> None:
         entries, frames = self._entries, self._frames
         self._entries, self._frames, self._pending_bytes = [], [], 0
-        self._write(entries, frames)
-
-    def _write(self, entries: list[_Entry], frames: Sequence[Buffer]) -> None:
         self.sent_at_s = self._loop.time()
         self._carrier.send_packet(_MESSAGES_KIND, 0, 0, PeerMessages(entries), frames)
 

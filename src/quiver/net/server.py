@@ -17,13 +17,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from quiver.config import NetSettings
-from quiver.errors import (
-    InvalidRequestError,
-    OverloadedError,
-    ProtocolError,
-    QuiverError,
-    UnsupportedVersionError,
-)
+from quiver.errors import InvalidRequestError, OverloadedError, ProtocolError, QuiverError, UnsupportedVersionError
 from quiver.net.answer import Answer
 from quiver.net.peers import PeerLink, Peers
 from quiver.net.protocol import Buffer, PacketProtocol
@@ -107,8 +101,11 @@ class ServerConnection(PacketProtocol):
     # -- requests ------------------------------------------------------------------------------------------------
 
     def packet_received(self, packet: Packet) -> None:
-        if self._link is not None:
-            self._hear_peer(self._link, packet)
+        if self._link is not None:  # it needs no tasks and has limits of its own
+            try:
+                self._link.received(packet)
+            except QuiverError as error:
+                self.close(f"not our protocol: {error}", abort=True)
             return
         self.heard_at_s = time.monotonic()
         if not self._ready:
@@ -145,13 +142,16 @@ class ServerConnection(PacketProtocol):
 
     def answered(self, answer: Answer, reply: Struct) -> None:
         header = encode(reply)
-        prefix = pack_prefix(len(header), len(header), answer.correlation, answer.kind, FLAG_REPLY, 0)
-        self._replies.append(prefix + header)
-        # What one flush committed is answered with one write: each would be a system call and wake the client.
-        if len(self._tasks) <= 1:
-            self._write_replies()
-        elif len(self._replies) == 1:
-            asyncio.get_running_loop().call_soon(self._write_replies)
+        size = len(header)
+        raw = pack_prefix(size, size, answer.correlation, answer.kind, FLAG_REPLY, 0) + header
+        if len(self._tasks) <= 1 and not self._replies:
+            if self.transport is not None and not self.transport.is_closing():
+                self.transport.write(raw)
+        else:
+            # What one flush committed is answered with one write: each would be a system call and wake the client.
+            if not self._replies:
+                asyncio.get_running_loop().call_soon(self._write_replies)
+            self._replies.append(raw)
         self._served(answer.size_bytes, answer)
 
     def refused(self, answer: Answer, error: Exception) -> None:
@@ -165,13 +165,6 @@ class ServerConnection(PacketProtocol):
         replies, self._replies = self._replies, []
         if replies and self.is_open and self.transport is not None:
             self.transport.write(b"".join(replies))
-
-    def _hear_peer(self, link: PeerLink, packet: Packet) -> None:
-        """Another broker's link needs no tasks and has limits of its own."""
-        try:
-            link.received(packet)
-        except QuiverError as error:
-            self.close(f"not our protocol: {error}", abort=True)
 
     def _begin_link(self, packet: Packet) -> None:
         try:

@@ -118,12 +118,14 @@ class Leader:
             self._on_heartbeat_reply(message, progress)
 
     def is_plain(self, message: AppendReply) -> bool:
-        """True when `step` would only note it, and perhaps commit: there is nothing to send to who sent it."""
+        """True when `step` would only note it, and perhaps commit: there is nothing to send to who sent it. The caller
+        may then tell `note` instead."""
         raft, progress = self._raft, self.progress.get(message.sender)
         return (
             progress is not None
             and message.accepted
             and message.term == raft.term
+            and message.to == raft.me
             and not (raft.failed or raft.quiet or raft.woken)
             and progress.way is Way.REPLICATING
             and progress.next > raft.terms.last
@@ -133,7 +135,15 @@ class Leader:
     def has_more(self, now_ms: int) -> bool:
         """True when a commit at this time makes more to do than to answer who waits for the entries."""
         raft = self._raft
-        return now_ms >= self.due_ms or bool(self._new_reads) or raft.me not in raft.membership.voters
+        is_due = now_ms >= self._beat_at_ms or now_ms >= self._check_at_ms
+        return is_due or bool(self._new_reads) or raft.me not in raft.membership.voters
+
+    def note(self, message: AppendReply, now_ms: int) -> None:
+        """Takes an acknowledgement that `is_plain`."""
+        self._raft.now_ms = now_ms
+        progress = self.progress[message.sender]
+        progress.active = True
+        self._on_append_reply(message, progress)
 
     def link_changed(self, peer: int) -> None:
         """What was sent to it may be lost."""
@@ -211,10 +221,13 @@ class Leader:
         me, term, commit = raft.me, raft.term, raft.commit
         prev_term = raft.terms.term_at(index - 1)
         assert prev_term is not None
-        for progress in self.progress.values():
-            progress.sent(index)
         terms = ((index, term),)
         return [Append(me, peer, term, index - 1, prev_term, index, commit, terms) for peer in self.progress]
+
+    def sent(self, index: int) -> None:
+        """What `spread` gave has left."""
+        for progress in self.progress.values():
+            progress.sent(index)
 
     def _send_append(self, peer: int, progress: Progress, last: int) -> None:
         raft = self._raft
@@ -274,7 +287,7 @@ class Leader:
             self._active_ms = raft.now_ms
             if message.match > raft.commit:
                 self.advance_commit()
-        if progress.way is not Way.INSTALLING:
+        if self._installing_ms and progress.way is not Way.INSTALLING:
             self._installing_ms.pop(message.sender, None)
         if self._transfer_to == message.sender:
             self._hand_over()
@@ -301,11 +314,13 @@ class Leader:
         raft = self._raft
         match = {peer: progress.match for peer, progress in self.progress.items()}
         match[raft.me] = raft.synced_index
-        agreed = raft.membership.agreed(match)
+        membership = raft.membership
+        agreed = membership.agreed(match)
         if agreed > raft.commit and raft.terms.term_at(agreed) == raft.term:
             raft.commit = agreed
-            self._begin_reads()
-            if raft.membership_index <= agreed and raft.me not in raft.membership.voters:
+            if self._new_reads:
+                self._begin_reads()
+            if raft.membership_index <= agreed and raft.me not in membership.voters:
                 self._beat()  # the others learn of the commit before they elect one of themselves
                 raft.become_follower(raft.term, 0)
 

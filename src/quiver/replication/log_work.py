@@ -38,12 +38,8 @@ class LogWork:
         self._cache = cache
         self._clock = clock
         self._owner = owner
-        self._retry_at_s: float | None = None
-
-    @property
-    def is_full(self) -> bool:
-        """There was no space for a snapshot. Until there is, this replica can take in nothing else."""
-        return self._retry_at_s is not None
+        self.is_full = False  # there was no space for a snapshot; until there is, it can take in nothing else
+        self._retry_at_s = 0.0
 
     def append(self, term: int, entry: Entry) -> FrameHeader:
         header, frame = self._log.append_entry(term, entry, self._clock.monotonic_s())
@@ -91,7 +87,7 @@ class LogWork:
 
     def _install(self, snapshot: Snapshot) -> bool:
         now_s = self._clock.monotonic_s()
-        if self._retry_at_s is not None and now_s < self._retry_at_s:
+        if self.is_full and now_s < self._retry_at_s:
             return False
         given = decode_checkpoint(snapshot.body, "a snapshot")
         generation = self._log.checkpoint.generation + 1
@@ -99,11 +95,11 @@ class LogWork:
         try:
             self._log.install(checkpoint)
         except SpaceError as error:
-            is_new, self._retry_at_s = self._retry_at_s is None, now_s + _RETRY_S
+            is_new, self.is_full, self._retry_at_s = not self.is_full, True, now_s + _RETRY_S
             if is_new:
                 raise DiskFullError(f"no space for a snapshot in {self._log.directory}: {error}") from error
             return False
-        self._retry_at_s = None
+        self.is_full = False
         logger.info("snapshot_installed uid=%s start=%d index=%d", self._uid, given.start.index, given.index)
         self._cache.drop_from(0)
         self._cache.first = self._log.next_index

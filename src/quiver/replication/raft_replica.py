@@ -143,23 +143,27 @@ class RaftReplica(Steady):
         self._wake()
         return future
 
-    def transfer(self) -> None:
-        """Hands leadership to the follower that has most, if there is one."""
-        if self.raft.leader is not None and (best := self.raft.leader.best_voter()):
-            self.raft.transfer(best)
-            self._wake()
+    def transfer(self) -> bool:
+        """Hands leadership to the follower that has most. False: there is none."""
+        if self.raft.leader is None or not (best := self.raft.leader.best_voter()):
+            return False
+        self.raft.transfer(best)
+        self._wake()
+        return True
 
-    async def until_follower(self) -> None:
-        if self.raft.leader is not None:
-            self._deposed = self._deposed or asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._deposed)
+    async def hand_over(self, timeout_s: float) -> None:
+        """Lets another replica lead, if one can; returns when it does, or when that has taken too long."""
+        if self.leads and self.transfer():
+            if self._deposed is None or self._deposed.done():
+                self._deposed = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._deposed], timeout=timeout_s)
 
     # -- inputs, from the broker's loop --------------------------------------------------------------------------
 
     def receive(self, message: AnyMessage, frames: memoryview, settle: Settle | None = None) -> bool:
         """A message of a peer; True when the owner is to have a turn for it. Else `settle` is told what came of it."""
         raft = self.raft
-        if isinstance(message, Repair):
+        if type(message) is Repair:
             self._sender.answer_repair(message, raft.commit)
         elif raft.failed or self._work.is_full:
             return False  # it would only be kept: the owner may have no more turns, or nothing to take it in with

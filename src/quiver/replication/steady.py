@@ -52,8 +52,10 @@ class Steady:
         if leader is None or self._inputs or self._links or not leader.is_even():
             return None
         header, frame = self._log.stamp_entry(raft.term, entry)
-        for message in leader.spread(leader.propose()):
+        index = leader.propose()
+        for message in leader.spread(index):
             self._sender.send_frame(message, frame)
+        leader.sent(index)
         self._log.append_frame(header, frame, self._clock.monotonic_s())
         self._sender.cache.add(frame)
         return header
@@ -78,7 +80,9 @@ class Steady:
                 return False
         except (FrameError, LogFailedError):
             return False  # a turn meets it again, and says so
+        # The leader waits for this, and nobody for the rest.
         self._sender.send(raft.follow(message, int(now_s * 1000)))
+        self._flusher.stored(self._log, header, len(frames), now_s)
         self._sender.cache.pass_over(frames)
         settle(header, payload)
         return True
@@ -89,13 +93,13 @@ class Steady:
         if leader is None or self._todo or self._inputs or not leader.is_plain(reply):
             return False
         if reply.match <= raft.commit:
-            raft.step(reply, raft.now_ms)
+            leader.note(reply, raft.now_ms)
             return True
         now_ms = int(self._clock.monotonic_s() * 1000)
         busy = self._links or self._flusher.ended or leader.has_more(now_ms) or self.admission.has_more(raft)
         if settle is None or busy or not (self.leads and raft.may_lead):
             return False
-        raft.step(reply, now_ms)
+        leader.note(reply, now_ms)
         settle()
         self._sender.tidy(raft)
         return True

@@ -34,6 +34,7 @@ PAYLOAD_BYTES_MAX: Final = 64 * 1024 * 1024
 _HEADER = struct.Struct("<2sBBHHIIIIQQQqqIIQQQ")
 _HEADER_CRC = struct.Struct("<I")
 _HEADER_CRC_AT: Final = 12
+_HEADER_CRC_END: Final = 16
 
 
 class Kind(enum.IntEnum):
@@ -143,16 +144,12 @@ def stamp(entry: Entry, index: int, term: int, base_offset: int) -> FrameHeader:
 def encode_header(header: FrameHeader) -> bytearray:
     kind, flags, length, payload_crc, *rest = header
     raw = bytearray(_HEADER.pack(MAGIC, VERSION, kind, flags, HEADER_BYTES, length, 0, payload_crc, *rest))
-    _HEADER_CRC.pack_into(raw, _HEADER_CRC_AT, _header_crc(raw))
+    _HEADER_CRC.pack_into(raw, _HEADER_CRC_AT, crc32c(raw[_HEADER_CRC_END:], crc32c(raw[:_HEADER_CRC_AT])))
     return raw
 
 
 def encode_frame(header: FrameHeader, payload: Bytes) -> bytes:
     return b"".join((encode_header(header), payload, padding(len(payload))))
-
-
-def _header_crc(raw: Bytes) -> int:
-    return crc32c(raw[_HEADER_CRC_AT + 4 : HEADER_BYTES], crc32c(raw[:_HEADER_CRC_AT]))
 
 
 def decode_header(buffer: Bytes, position: int = 0) -> FrameHeader:
@@ -163,7 +160,8 @@ def decode_header(buffer: Bytes, position: int = 0) -> FrameHeader:
     magic, version, kind, flags, header_bytes, length, crc = found[:7]
     if magic != MAGIC:
         raise FrameError(position, "no frame begins here")
-    if _header_crc(memoryview(buffer)[position : position + HEADER_BYTES]) != crc:
+    raw = memoryview(buffer)[position : position + HEADER_BYTES]
+    if crc32c(raw[_HEADER_CRC_END:], crc32c(raw[:_HEADER_CRC_AT])) != crc:
         raise FrameError(position, "wrong header checksum")
     # Past the checksum these were written so on purpose: by a newer version or a hostile peer.
     if version != VERSION or header_bytes != HEADER_BYTES:

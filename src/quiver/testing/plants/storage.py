@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from quiver.broker import compactor, partition
+from quiver.broker import checkpointer, compactor
 from quiver.broker.compactor import Compactor
 from quiver.broker.partition import Partition
 from quiver.broker.partition_state import PartitionState
@@ -206,7 +206,7 @@ def _checkpoint_over_snapshot() -> list[Patch]:
         await asyncio.get_running_loop().run_in_executor(executor, job.run)
         log.finish_checkpoint(job)
 
-    return [(partition, "write_checkpoint", careless), (quorum, "write_checkpoint", careless)]
+    return [(checkpointer, "write_checkpoint", careless), (quorum, "write_checkpoint", careless)]
 
 
 @plant("mark-before-sync", "the sync mark says that entries are on disk before they are")
