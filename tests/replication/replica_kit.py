@@ -13,6 +13,7 @@ from quiver.clock import SystemClock
 from quiver.config import LogSettings, RaftSettings
 from quiver.errors import CorruptLogError
 from quiver.log.checkpoint import Checkpoint, LogStart, encode_checkpoint
+from quiver.log.flusher import FlushPolicy
 from quiver.log.partition_log import PartitionLog
 from quiver.manager.quorum import MetadataQuorum
 from quiver.metadata.store import Store, sqlite_url
@@ -89,7 +90,7 @@ class Leader:
 class Follower:
     """A partition's replica, or a manager's, on a simulated disk."""
 
-    def __init__(self, kind: str, path: Path, writers: Held) -> None:
+    def __init__(self, kind: str, path: Path, writers: Held, policy: FlushPolicy | None = None) -> None:
         self.disk = FaultyDisk(0)
         self.writers = writers
         self.leader = Leader()
@@ -98,7 +99,7 @@ class Follower:
         if kind == "partition":
             log = PartitionLog(self.disk, DIRECTORY, LOG)
             setup = RaftSetup(seat, DIRECTORY, SLOW, self.leader, _undamaged)
-            self.owner = Partition("t", 0, log, self.disk, self.writers, InlineExecutor(), SystemClock(), None, setup)
+            self.owner = Partition("t", 0, log, self.disk, self.writers, InlineExecutor(), SystemClock(), policy, setup)
             assert self.owner.raft is not None
             self.replica = self.owner.raft
         else:
@@ -113,6 +114,20 @@ class Follower:
             self.owner.start()
         else:
             await self.owner.start()
+
+
+class Turns:
+    """Counts those of a partition."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.count = 0
+        own = partition._own
+
+        def counting() -> None:
+            self.count += 1
+            own()
+
+        partition._own = counting  # type: ignore[method-assign]
 
 
 def _undamaged(error: CorruptLogError) -> None:

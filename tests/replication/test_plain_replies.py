@@ -14,7 +14,7 @@ from quiver.replication.raft_replica import RaftReplica
 from quiver.wire.frame import Entry, Kind
 from tests.broker.kit import settle
 from tests.manager.kit import until
-from tests.replication.replica_kit import LEADER, ME, OTHER, Follower, Held
+from tests.replication.replica_kit import LEADER, ME, OTHER, Follower, Held, Turns
 
 NOTHING = memoryview(b"")
 
@@ -27,14 +27,12 @@ class Led:
         assert isinstance(kit.owner, Partition)
         self.partition: Partition = kit.owner
         self.replica: RaftReplica = kit.replica
-        self.turns = 0
-        own = self.partition._own
+        self.told = kit.leader.told
+        self._turns = Turns(self.partition)
 
-        def counting() -> None:
-            self.turns += 1
-            own()
-
-        self.partition._own = counting  # type: ignore[method-assign]
+    @property
+    def turns(self) -> int:
+        return self._turns.count
 
     async def begin(self) -> None:
         self.partition.start()

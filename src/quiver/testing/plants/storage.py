@@ -176,6 +176,32 @@ def _fsync_retried() -> list[Patch]:
     return [(FlushJob, "run", stubborn)]
 
 
+class _Unsynced:
+    """A file whose owner does not wait for the disk."""
+
+    def __init__(self, file: Any) -> None:
+        self.pwrite = file.pwrite
+
+    def datasync(self) -> None:
+        pass
+
+
+@plant("next-entry-not-synced", "a follower that takes the next entry at once acknowledges it without a sync")
+def _next_entry_not_synced() -> list[Patch]:
+    store = PartitionLog.store
+
+    def hasty(self: Any, header: Any, frame: Any, now_s: float) -> bool:
+        active = self._segments[-1]
+        if (file := active.file) is not None:
+            active.file = _Unsynced(file)
+        try:
+            return store(self, header, frame, now_s)
+        finally:
+            active.file = file
+
+    return [(PartitionLog, "store", hasty)]
+
+
 @plant("corrupt-cut-as-torn", "a damaged frame that was acknowledged is cut off like a torn write (FAST'18)")
 def _corrupt_cut_as_torn() -> list[Patch]:
     open_last = recovery._open_last

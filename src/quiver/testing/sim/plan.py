@@ -77,7 +77,7 @@ def plan_run(chance: random.Random) -> Plan:
     liked = chance.sample(FAULTS, pick((2, 3, 4, 6)))
     log = LogSettings(
         segment_bytes_max=pick((1500, 3000, 10_000)),
-        room_bytes_max=pick((0, 300, 8 * MIB)),
+        room_bytes_max=pick((0, 300, 8 * MIB, 8 * MIB)),
         index_interval_bytes=pick((200, 1000, 5000)),
         checkpoint_bytes=pick((700, 3000, 20_000)),
         retention_ms=None,
@@ -106,7 +106,7 @@ def plan_run(chance: random.Random) -> Plan:
         weights={fault: (10.0 if fault in liked else 0.3) for fault in FAULTS},
         notices=notices,
         ordered=ordered,
-        inline_flushes=chance.random() < 0.25,
+        inline_flushes=chance.random() < 0.5,
         loss=pick((0.0, 0.0, 0.01, 0.1)),
         doubling=pick((0.0, 0.0, 0.05, 0.2)),
         straggler=straggler,
