@@ -34,9 +34,8 @@ class Tail:
         if header.index > self.state.applied_index:  # else the state came with a snapshot and has it already
             self.state.extend(header)
             kept = None if header.kind == Kind.DATA else payload
-            self._entries.append(
-                tuple.__new__(TailEntry, (header, kept, waiters or []))
-            )  # quicker than by its own name
+            # Quicker than by its own name.
+            self._entries.append(tuple.__new__(TailEntry, (header, kept, waiters or [])))
 
     def wait_for_last(self, waiters: list[Waiter]) -> None:
         self._entries[-1].waiters.extend(waiters)
