@@ -72,8 +72,7 @@ class Steady:
             return False
         try:
             header, payload = decode_frame(frames)
-            fits = header.index == message.last and header.frame_length == len(frames)
-            if not fits or header.term != message.term or header.kind not in _PLAIN_KINDS:
+            if header.frame_length != len(frames) or header.term != message.term or header.kind not in _PLAIN_KINDS:
                 return False
             now_s = self._clock.monotonic_s()
             if not self._flusher.store(self._log, header, frames, now_s):

@@ -258,7 +258,9 @@ class Nemesis:
     def _flip_in_segment(self, node: Node, log: PartitionLog) -> None:
         """Where a check-point says that all was stored: above it, after a power cut, damage looks like a torn write."""
         on_disk = [s for s in log._segments if 0 < s.size_bytes == s.synced_bytes]
-        segments = [s for s in on_disk if s.next_index <= log.checkpoint.index + 1]
+        checkpoint = log.checkpoint
+        covered = checkpoint.start.index if checkpoint.catching_up else checkpoint.index
+        segments = [s for s in on_disk if s.next_index <= covered + 1]
         if segments:
             segment = self._chance.choice(segments)
             note_frames(node.disk, segment.path)
