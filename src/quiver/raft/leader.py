@@ -270,8 +270,10 @@ class Leader:
         last = raft.terms.last
         if raft.now_ms - self._active_ms < raft.settings.quiesce_ms or raft.commit != last or self.contexts():
             return False
-        everyone = [progress for peer, progress in self.progress.items() if peer not in raft.down]
-        return not self._transfer_to and all(progress.match == last for progress in everyone)
+        there = [peer for peer in self.progress if peer not in raft.down]
+        # A learner is not to stay one: somebody has yet to take it in or put it out.
+        is_even = all(self.progress[peer].match == last and peer not in raft.membership.learners for peer in there)
+        return is_even and not self._transfer_to
 
     # -- replies -------------------------------------------------------------------------------------------------
 
