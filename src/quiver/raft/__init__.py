@@ -25,6 +25,9 @@ What the caller must do, or nothing here is true:
     id, as a learner.
 11. `tick` comes every few milliseconds while `quiet` is false; a quiet group needs none. Tell the core when the
     connection to a peer is lost (`peer_down`) and back (`peer_up`): a quiet group has no other way to know.
+12. Three short ways lead around `step`, `synced` and `ready`: `is_next` and `follow`; of the leader `is_plain` and
+    `note`; of the leader `is_even`, `propose`, `spread` and `sent`. Each only if its question, asked just before, says
+    yes and all of the last `Ready` is done. Before `follow` the entry is on disk, synced; `note` may commit.
 """
 
 from quiver.raft.core import Raft
