@@ -9,6 +9,7 @@ have a leader, catch up, go quiet, wake and get over the loss of its leader, eac
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import random
 import sys
@@ -69,6 +70,7 @@ class Chaos:
         self._heal()
         self._until(self._is_whole, "no leader with all members caught up")
         for act in self.rng.sample((self._end_propose, self._end_add, self._end_transfer, self._end_lose), 3):
+            self._until(self._settle_learners, "a learner is left")
             self._until(self._is_quiet, "not quiet")
             act(self._leader())
             self._until(self._is_whole, f"not whole after {act.__name__}")
@@ -252,6 +254,17 @@ class Chaos:
         members = self.ledger.membership().members
         return [node for replica, node in self.nodes.items() if replica in members]
 
+    def _settle_learners(self) -> bool:
+        """Somebody lets them vote or puts them out: before that a group does not go quiet. True when none is left."""
+        learners = self.ledger.membership().learners
+        if learners and self._is_whole():
+            leader, learner = self._leader(), self.rng.choice(learners)
+            old = leader.raft.membership
+            with contextlib.suppress(NotLeaderError):  # while it hands over
+                leader.propose_membership(old.with_voter(learner) if self.rng.random() < 0.5 else old.without(learner))
+                self.pump(leader)
+        return not learners
+
     def _end_propose(self, leader: WatchedNode) -> None:
         self._propose(leader)
 
@@ -288,9 +301,7 @@ class Chaos:
         return all(node.last == node.raft.commit == last == node.start + node.clean for node in members)
 
     def _is_quiet(self) -> bool:
-        """A learner may have missed the last heartbeat: it fears nothing and asks nobody."""
-        voters = self.ledger.membership().voters
-        return self._is_whole() and all(node.raft.quiet for node in self._members() if node.me in voters)
+        return self._is_whole() and all(node.raft.quiet for node in self._members())
 
     def _summary(self) -> str:
         return "; ".join(
