@@ -11,7 +11,7 @@ from quiver.log.disk import write_atomically
 from quiver.log.partition_log import PartitionLog
 from quiver.log.slots import HardStateFile
 from quiver.testing.faulty_disk import FaultyDisk
-from quiver.testing.sim.disk import durable_hard_state, durable_term, hard_state_places, has_sound_facts, note_frames
+from quiver.testing.sim.disk import durable_hard_state, durable_term, hard_state_places, has_sound_facts
 from quiver.types import HardState
 from quiver.wire.frame import Entry, Kind
 
@@ -65,8 +65,7 @@ def test_what_is_made_again_anyway_does_not_count_as_damage(disk: FaultyDisk) ->
     assert disk.flips == 1
 
 
-@pytest.mark.parametrize("noted", [True, False])
-def test_entries_behind_a_damaged_frame_are_found_if_it_was_seen_whole(noted: bool) -> None:
+def test_entries_with_a_flipped_bit_and_those_behind_them_are_still_stored() -> None:
     disk = FaultyDisk(1)
     log = PartitionLog(disk, "data/log", LogSettings())
 
@@ -74,12 +73,44 @@ def test_entries_behind_a_damaged_frame_are_found_if_it_was_seen_whole(noted: bo
         log.append(term, Entry.control(Kind.NOOP, b""), 0.0)
         log.flush()
 
+    def stored() -> list[int | None]:
+        return [durable_term(disk, "data/log", index) for index in range(1, 6)]
+
     for term in (1, 1, 2):
         append(term)
     path = log.spans_for_index(1)[0].path
-    if noted:
-        note_frames(disk, path)
-    disk.flip(path, 100, 3)
+    sound = disk.content(path)
+    for byte in (100, 200):
+        disk.flip(path, byte, 3)
     append(3)
-    assert durable_term(disk, "data/log", 4) == (3 if noted else None)
-    assert durable_term(disk, "data/log", 5) is None
+    assert stored() == [1, 1, 2, 3, None]
+    # One of the two is made good.
+    file = disk.open(path)
+    file.pwrite([sound[96:192]], 96)
+    file.datasync()
+    assert stored() == [1, 1, 2, 3, None]
+    # What is written over a flipped bit and is no frame is none.
+    file.pwrite([bytes(8)], 200)
+    file.datasync()
+    assert stored() == [1, 1, None, None, None]
+
+
+def test_what_takes_the_place_of_a_flipped_bit_is_as_it_was_written() -> None:
+    disk = FaultyDisk(1)
+    log = PartitionLog(disk, "data/log", LogSettings())
+
+    def append(term: int, count: int) -> None:
+        for _ in range(count):
+            log.append(term, Entry.control(Kind.NOOP, b""), 0.0)
+            log.flush()
+
+    def stored() -> list[int | None]:
+        return [durable_term(disk, "data/log", index) for index in range(1, 5)]
+
+    append(1, 3)
+    disk.flip(log.spans_for_index(1)[0].path, 200, 3)
+    assert stored() == [1, 1, 1, None]
+    log.truncate_suffix(2)
+    assert stored() == [1, None, None, None]
+    append(2, 2)
+    assert stored() == [1, 2, 2, None]

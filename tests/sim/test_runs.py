@@ -35,6 +35,7 @@ PLANTS_SHOWN: dict[str, Callable[[int], Play]] = {
             "moved-back-same-name",
             "stale-word-obeyed",
             "room-taken-for-entries",
+            "taken-in-with-old-log",
         ),
         BrokersPlay,
     ),

@@ -147,10 +147,7 @@ class FaultyDisk:
     def flip(self, path: str, byte: int, bit: int, *, counts: bool = True) -> None:
         """Bit rot: on the medium and in what is read. `counts`: somebody may say that he found damage."""
         self.flips += counts
-        inode = self._inode(path)
-        for image in (inode.cache, inode.medium):
-            if byte < len(image):
-                image[byte] ^= 1 << bit
+        self._inode(path).flip(byte, bit)
 
     def write_back(self, path: str) -> None:
         """What every system does sooner or later by itself: what was written to that file is on the medium."""

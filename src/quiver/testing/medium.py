@@ -32,11 +32,12 @@ class Inode:
     """`changed_from` and the frame lists belong to whoever watches the medium: what he found, and up to where that
     still holds."""
 
-    __slots__ = ("cache", "changed_from", "frame_ends", "frame_terms", "medium", "unsynced")
+    __slots__ = ("_flipped", "cache", "changed_from", "frame_ends", "frame_terms", "medium", "unsynced")
 
     def __init__(self) -> None:
         self.cache = bytearray()
         self.medium = bytearray()
+        self._flipped: dict[int, int] = {}  # byte of the medium -> which of its bits are not as they were written
         self.unsynced: list[Write | Resize] = []
         self.changed_from = 0
         self.frame_ends: list[int] = []
@@ -52,6 +53,30 @@ class Inode:
             _apply(self.cache, change)
             self.unsynced.append(change)
 
+    def flip(self, byte: int, bit: int) -> None:
+        for image in (self.cache, self.medium):
+            if byte < len(image):
+                image[byte] ^= 1 << bit
+        if byte < len(self.medium):
+            self._flipped[byte] = self._flipped.get(byte, 0) ^ 1 << bit
+
+    def as_written(self) -> bytearray:
+        """The medium, had no bit flipped."""
+        if not self._flipped:
+            return self.medium
+        image = bytearray(self.medium)
+        for byte, bits in self._flipped.items():
+            image[byte] ^= bits
+        return image
+
+    def _bring(self, change: Write | Resize) -> None:
+        """Onto the medium. What is written anew, or cut off, is as it was written."""
+        _apply(self.medium, change)
+        start, end = (0, 0) if isinstance(change, Resize) else (change.position, change.position + len(change.data))
+        for byte in list(self._flipped):
+            if start <= byte < end or byte >= len(self.medium):
+                del self._flipped[byte]
+
     def used_bytes(self) -> int:
         return len(self.cache)
 
@@ -60,7 +85,7 @@ class Inode:
         self._note()
         before = bytes(self.medium) if any(isinstance(change, Resize) for change in self.unsynced) else b""
         for change in self.unsynced:
-            _apply(self.medium, change)
+            self._bring(change)
         self.unsynced = []
         room = before[len(self.medium) :]
         if room and not room.strip(b"\0"):
@@ -76,13 +101,13 @@ class Inode:
             kept = number < lengths_kept
             if isinstance(change, Write):
                 for part in _surviving_parts(chance, change):
-                    _apply(self.medium, part)
+                    self._bring(part)
                 if kept:
                     length = max(length, change.position + len(change.data))
             elif kept:
                 length = change.length
-                _apply(self.medium, change)
-        _apply(self.medium, Resize(length))
+                self._bring(change)
+        self._bring(Resize(length))
         self.unsynced = []
 
 

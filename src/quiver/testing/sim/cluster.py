@@ -48,6 +48,7 @@ class Cluster:
         self.uids = uids
         self.at_risk: dict[int, None] = {}  # nodes that lost something they had acknowledged, and are not whole again
         self.flipped: dict[int, None] = {}  # nodes with a flipped bit
+        self.away: Node | None = None  # it is off, and nobody starts it
         self.placement = Placement(trace)
         self._heard: dict[tuple[int, int], Any] = {}  # node and life -> what it knows of the topic
         for node_id in range(1, plan.brokers + 1):
@@ -70,7 +71,7 @@ class Cluster:
             node.host(self.placement.word)
 
     def start_node(self, node: Node) -> None:
-        if not node.is_alive:
+        if not node.is_alive and node is not self.away:
             node.start()
             node.host(self.placement.word)
 
@@ -170,6 +171,8 @@ class Cluster:
         for node in self.nodes.values():
             if not node.is_alive:
                 self.start_node(node)
+            if not node.is_alive:
+                continue
             node.host(self.placement.word)
             failed = [p for p in node.partitions.values() if p._log.failure is not None]
             if failed or any(isinstance(p, LogFailedError) for p in node.hosting.partitions.get(TOPIC, {}).values()):

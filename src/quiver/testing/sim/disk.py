@@ -62,7 +62,8 @@ class LifeDisk:
 
 
 def durable_term(disk: FaultyDisk, directory: str, index: int) -> int | None:
-    """The term of that entry on the medium; None where no power cut would leave it."""
+    """The term of that entry on the medium; None where no power cut would leave it. One with a flipped bit counts: it
+    was stored, and so was what is behind it."""
     first = -1
     for name in disk.durable_names(directory):
         if name.endswith(".seg") and first < int(name[:-4]) <= index:
@@ -73,21 +74,17 @@ def durable_term(disk: FaultyDisk, directory: str, index: int) -> int | None:
     return terms[index - first] if index - first < len(terms) else None
 
 
-def note_frames(disk: FaultyDisk, path: str) -> None:
-    """Reads a segment before a bit flips in it: what was stored there was stored, and frames behind it can be found."""
-    if disk.durable(path) is not None:
-        _terms(disk, path)
-
-
 def _terms(disk: FaultyDisk, path: str) -> list[int]:
-    """Of all frames in a segment on the medium. What was read once is read again only where the medium changed."""
+    """Of all frames that were written to a segment. What was read once is read again only where the medium changed."""
     inode = disk.durable(path)
     assert inode is not None
-    ends, terms, medium = inode.frame_ends, inode.frame_terms, inode.medium
+    ends, terms = inode.frame_ends, inode.frame_terms
     while ends and ends[-1] > inode.changed_from:
         ends.pop()
         terms.pop()
-    at = ends[-1] if ends else 0
+    if inode.changed_from == len(inode.medium):
+        return terms
+    medium, at = inode.as_written(), ends[-1] if ends else 0
     while at + _HEADER_BYTES <= len(medium):
         magic, length, _, term = _FRAME.unpack_from(medium, at)
         end = at + _HEADER_BYTES + (length + 7) // 8 * 8

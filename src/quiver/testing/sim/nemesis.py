@@ -13,7 +13,7 @@ from quiver.log.partition_log import PartitionLog
 from quiver.log.recovery import STATE_FILE
 from quiver.log.segment import index_path
 from quiver.testing.sim.cluster import Cluster
-from quiver.testing.sim.disk import hard_state_places, has_sound_facts, note_frames
+from quiver.testing.sim.disk import hard_state_places, has_sound_facts
 from quiver.testing.sim.manager_node import ManagerNode
 from quiver.testing.sim.node import Node
 
@@ -263,7 +263,6 @@ class Nemesis:
         segments = [s for s in on_disk if s.next_index <= covered + 1]
         if segments:
             segment = self._chance.choice(segments)
-            note_frames(node.disk, segment.path)
             self._flip(node, segment.path, self._chance.randrange(segment.size_bytes))
 
     def _flip_in_index(self, node: Node, log: PartitionLog) -> None:

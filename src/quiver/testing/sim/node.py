@@ -16,6 +16,7 @@ from quiver.broker.server import Broker
 from quiver.config import BrokerSettings
 from quiver.errors import DiskFullError, QuiverError
 from quiver.log.flush import CheckpointJob
+from quiver.log.segment import read_chunk
 from quiver.manager.quorum import MetadataQuorum
 from quiver.raft.messages import AnyMessage, decode_message
 from quiver.replication.frame_cache import Buffer
@@ -28,7 +29,7 @@ from quiver.testing.sim.world import VirtualClock, VirtualLoop, World
 from quiver.wire.messages import CreateTopic, HostTopic, Produce
 
 _EPOCH_US = 1_700_000_000_000_000
-_CHECKPOINT_S_MAX = 0.5  # they are large, and much may happen meanwhile
+_LONG_S_MAX = 0.5  # of a disk job: much may happen meanwhile
 
 OnSend = Callable[["Node", str, AnyMessage, Sequence[Buffer]], None]
 
@@ -81,6 +82,13 @@ class QuorumView:
     @property
     def state(self) -> Applied:
         return Applied(self.quorum.state.applied)
+
+
+def _share_of_long(job: Callable[..., Any]) -> float:
+    """How many of such jobs take long. Check-points are large, and readers want what is not in memory any more."""
+    if isinstance(getattr(job, "__self__", None), CheckpointJob):
+        return 0.2
+    return 0.03 if getattr(job, "func", None) is read_chunk else 0.0
 
 
 def clock_of(loop: VirtualLoop) -> VirtualClock:
@@ -151,8 +159,8 @@ class Node:
 
     def _disk_latency_s(self, job: Callable[..., Any]) -> float:
         latency_s = (0.0002 + self._chance.random() * 0.002) * self.slowness
-        if isinstance(getattr(job, "__self__", None), CheckpointJob) and self._chance.random() < 0.2:
-            latency_s += self._chance.random() * _CHECKPOINT_S_MAX
+        if (share := _share_of_long(job)) and self._chance.random() < share:
+            latency_s += self._chance.random() * _LONG_S_MAX
         return latency_s
 
     def die(self, power_cut: bool) -> None:

@@ -21,6 +21,7 @@ from quiver.testing.sim.world import Violation, VirtualLoop, World
 
 _HEAL_S_MAX = 60.0  # a healed cluster must be whole within this time
 _STEP_S = 0.1
+_ABSENT_CHECKS = 3  # of retention and compaction, that a broker misses
 _REST = 4.0  # how much more clients rest while it heals
 
 
@@ -139,10 +140,14 @@ class Play:
         # Where each append has one entry and waits for the one before, who is behind is not quicker than the clients.
         self.clients.rest = _REST
         self._until(cluster.unsettled_groups)
+        self._at_work()
         self.clients.stopping = True
         self._until(lambda: "" if all(actor.is_done for actor in self.actors) else "clients wait for answers")
         self._until(cluster.unsettled)
         cluster.compare_logs()
+
+    def _at_work(self) -> None:
+        """What is to happen in peace, while clients are still there."""
 
 
 class BrokersPlay(Play):
@@ -193,6 +198,25 @@ class BrokersPlay(Play):
         violations = self.clients.history.judge()
         if violations:
             raise Violation(violations[0].kind, "; ".join(map(str, violations[:5])))
+
+    def _at_work(self) -> None:
+        """Where there is a broker to spare, one that is off misses that its partition went there, what was compacted
+        or trimmed since, and that it is wanted back."""
+        cluster, placement, chance = self.cluster, self.cluster.placement, self._chance("absence")
+        uid = chance.choice([*cluster.uids.values()])
+        home = [*placement.of(uid).replicas]
+        absent = cluster.nodes[chance.choice(home)]
+        if self.plan.brokers == self.plan.replicas or not cluster.may_lose_data(absent):
+            return
+        absent.die(power_cut=chance.random() < 0.5)
+        cluster.away = absent
+        spare = next(broker for broker in cluster.nodes if broker not in home)
+        placement.move(uid, [broker for broker in home if broker != absent.id] + [spare])
+        self._until(cluster.unsettled_groups)
+        self._pass(_ABSENT_CHECKS * self.plan.retention_check_s)
+        placement.move(uid, home)
+        cluster.away = None
+        self._until(cluster.unsettled_groups)
 
     def _wander(self) -> None:
         """Where there is a broker to spare, one replica of each partition goes there and comes back, in peace: while
