@@ -188,16 +188,16 @@ class Cluster:
 
     def unsettled_groups(self) -> str:
         """Which group has no leader or is not where it should be; empty when all are well."""
-        for uid in self.uids.values():
-            leader = self.leader(uid)
-            if leader is None or leader[1].raft is None or not leader[1].raft.leads:
-                return f"{uid} has no leader"
-            membership, wanted = leader[2].membership, self.placement.of(uid)
-            if sorted(map(broker_of, membership.voters)) != sorted(wanted.replicas) or membership.learners:
-                return f"{uid} has the members {membership}, wanted are {wanted.replicas}"
-            if wanted.moving:
-                return f"{uid} is moving"
-        return ""
+        return next(filter(None, map(self.unsettled_group, self.uids.values())), "")
+
+    def unsettled_group(self, uid: str) -> str:
+        leader = self.leader(uid)
+        if leader is None or leader[1].raft is None or not leader[1].raft.leads:
+            return f"{uid} has no leader"
+        membership, wanted = leader[2].membership, self.placement.of(uid)
+        if sorted(map(broker_of, membership.voters)) != sorted(wanted.replicas) or membership.learners:
+            return f"{uid} has the members {membership}, wanted are {wanted.replicas}"
+        return f"{uid} is moving" if wanted.moving else ""
 
     def unsettled(self) -> str:
         """What keeps the cluster from being whole; empty when it is."""

@@ -212,7 +212,7 @@ class BrokersPlay(Play):
         cluster.away = absent
         spare = next(broker for broker in cluster.nodes if broker not in home)
         placement.move(uid, [broker for broker in home if broker != absent.id] + [spare])
-        self._until(cluster.unsettled_groups)
+        self._until(lambda: cluster.unsettled_group(uid))  # another may wait for who is off
         self._pass(_ABSENT_CHECKS * self.plan.retention_check_s)
         placement.move(uid, home)
         cluster.away = None
