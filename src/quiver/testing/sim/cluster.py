@@ -169,9 +169,8 @@ class Cluster:
     def tend(self) -> None:
         """Every now and then a manager tells a node what it is to have, and an operator restarts one that failed."""
         for node in self.nodes.values():
-            if not node.is_alive:
-                self.start_node(node)
-            if not node.is_alive:
+            self.start_node(node)
+            if node is self.away:
                 continue
             node.host(self.placement.word)
             failed = [p for p in node.partitions.values() if p._log.failure is not None]
